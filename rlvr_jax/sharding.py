@@ -1,0 +1,106 @@
+"""The device mesh, the one table from logical axes to mesh axes, and splits that keep shards where they are."""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+RULES: dict[str, tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),  # rows of a rollout, and prompts
+    "embed": ("fsdp",),  # model width of a *parameter*
+    "mlp": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "vocab": ("tensor",),
+    "layers": None,
+    "head_dim": None,
+    "length": None,
+    "act": None,  # model width of an activation
+}
+"""Logical axis of an array -> mesh axes it is split over. The only place that knows."""
+
+Tree = TypeVar("Tree")
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes `data`, `fsdp`, `tensor`; one of them may be -1 and takes the devices that are left.
+
+    Raises ValueError where the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    wild = [name for name, size in sizes.items() if size == -1]
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if len(wild) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise ValueError(f"mesh sizes are positive, and one of them may be -1 (what is left); got {sizes}.")
+    if wild and len(devices) % fixed == 0:
+        sizes[wild[0]] = len(devices) // fixed
+    if math.prod(sizes.values()) != len(devices):
+        raise ValueError(
+            f"mesh {sizes} does not fill {len(devices)} devices: the sizes must multiply to {len(devices)}; "
+            "set one of them to -1."
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=list(devices)
+    )
+
+
+def spec(axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh: Mesh | None = None) -> PartitionSpec:
+    """PartitionSpec of logical axes: `spec(("batch", None))`.
+
+    With `shape` and `mesh`, an axis that its mesh axes do not divide stays whole (8 key heads on 16 tensor shards).
+    """
+    out = []
+    for i, axis in enumerate(axes):
+        mesh_axes = RULES[axis] if axis is not None else None
+        if mesh_axes and shape is not None and mesh is not None:
+            if shape[i] % math.prod(mesh.shape[a] for a in mesh_axes):
+                mesh_axes = None
+        out.append(mesh_axes)
+    return PartitionSpec(*out)
+
+
+def named(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> NamedSharding:
+    return NamedSharding(mesh, spec(axes, shape, mesh))
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """For every leaf whose axis 0 is B (or P)."""
+    return named(mesh, ("batch",))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Pin an activation to the table's layout; the identity outside a mesh (`jax.set_mesh`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))  # type: ignore[arg-type]
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Over how many shards the rows are split."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def microbatches(tree: Tree, count: int, block: int) -> Tree:
+    """[B, ...] -> [count, B / count, ...], splitting whole blocks of `block` rows (a group, or a part of one).
+
+    Strided: micro-batch i holds blocks i, i + count, ... so a batch that is sharded over rows stays on its devices,
+    where contiguous micro-batches would each sit on a few devices only.
+    """
+
+    def split(x):
+        if x.shape[0] % (count * block):
+            raise ValueError(f"{x.shape[0]} rows do not split into {count} micro-batches of blocks of {block} rows.")
+        blocks = x.reshape(-1, count, block, *x.shape[1:]).swapaxes(0, 1)
+        return blocks.reshape(count, -1, *x.shape[1:])
+
+    return jax.tree.map(split, tree)
