@@ -1,0 +1,24 @@
+"""A hostile environment: 8 devices, rank promotion raises, warnings are errors, shapes are checked at run time."""
+
+import os
+import pathlib
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def shared() -> pathlib.Path:
+    """The folder of models' notes and real data sets beside the checkout; tests that want it skip without it."""
+    here = pathlib.Path(__file__).resolve().parents[1]
+    for folder in (here.parent / "shared", here.parent.parent / "shared"):
+        if (folder / "data" / "README.md").is_file():
+            return folder
+    pytest.skip("needs the folder `shared` beside the checkout (real data sets), which is not here")
