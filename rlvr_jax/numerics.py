@@ -38,7 +38,9 @@ def group_std(x: Float[Array, " B"], group_size: int, *, ddof: int) -> Float[Arr
     where the rounded mean of G equal floats need not equal them.
     """
     if group_size <= ddof:
-        raise ValueError(f"a standard deviation with ddof={ddof} needs groups of more than {ddof}, got {group_size}.")
+        raise ValueError(
+            f"a standard deviation with ddof={ddof} needs groups of more than {ddof}, got {group_size}."
+        )
     rows = grouped(x, group_size)
     shifted = rows - rows[:, :1]
     centred = shifted - shifted.mean(1, keepdims=True)

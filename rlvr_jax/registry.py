@@ -35,7 +35,9 @@ def names(slot: str) -> tuple[str, ...]:
 def lookup(slot: str, name: str) -> type:
     """The class registered under a name; the error offers the nearest one."""
     if name not in _TABLE.get(slot, {}):
-        raise ValueError(f"no {slot} called {name!r}.{nearest(name, names(slot))} Known: {', '.join(names(slot))}.")
+        raise ValueError(
+            f"no {slot} called {name!r}.{nearest(name, names(slot))} Known: {', '.join(names(slot))}."
+        )
     return _TABLE[slot][name]
 
 

@@ -26,7 +26,9 @@ RULES: dict[str, tuple[str, ...] | None] = {
 Tree = TypeVar("Tree")
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """A mesh with axes `data`, `fsdp`, `tensor`; one of them may be -1 and takes the devices that are left.
 
     Raises ValueError where the sizes do not multiply to the number of devices.
@@ -49,7 +51,9 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     )
 
 
-def spec(axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh: Mesh | None = None) -> PartitionSpec:
+def spec(
+    axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh: Mesh | None = None
+) -> PartitionSpec:
     """PartitionSpec of logical axes: `spec(("batch", None))`.
 
     With `shape` and `mesh`, an axis that its mesh axes do not divide stays whole (8 key heads on 16 tensor shards).
@@ -99,7 +103,9 @@ def microbatches(tree: Tree, count: int, block: int) -> Tree:
 
     def split(x):
         if x.shape[0] % (count * block):
-            raise ValueError(f"{x.shape[0]} rows do not split into {count} micro-batches of blocks of {block} rows.")
+            raise ValueError(
+                f"{x.shape[0]} rows do not split into {count} micro-batches of blocks of {block} rows."
+            )
         blocks = x.reshape(-1, count, block, *x.shape[1:]).swapaxes(0, 1)
         return blocks.reshape(count, -1, *x.shape[1:])
 

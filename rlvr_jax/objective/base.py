@@ -1,0 +1,171 @@
+"""What fills the slots of an objective: stages, and the abstract parts of the loss.
+
+Two halves. Stages run once per rollout batch, without gradient, see the whole batch and may keep state. Parts of the
+loss (ratio, clip, gate, regulariser) are differentiated, stateless, and may reduce over T but never over B; so shards
+and micro-batches add up exactly. Between them stands the aggregate, which owns every denominator.
+
+Everything here is a frozen dataclass: the config object *is* the stage. Equal ones hash equal (an equal objective
+never retraces), and `dataclasses.asdict` is the serialisation.
+"""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+from jaxtyping import Array, Float
+
+from rlvr_jax.types import BatchSpec, Metrics, Needs, Rollout, State, Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a stage may read. `reward` and `mask` are as the earlier slots left them; `stats` is what it declared."""
+
+    rollout: Rollout
+    stats: Stats
+    spec: BatchSpec
+    reward: Float[Array, " B"]
+    mask: Float[Array, "B T"]
+
+
+class Part:
+    """Anything that stands in a slot of an objective. `slot` and `name` are given by `registry.register`."""
+
+    slot: ClassVar[str] = "?"
+    name: ClassVar[str] = "?"
+    needs: ClassVar[Needs] = frozenset()
+
+    def check(self, spec: BatchSpec) -> None:
+        """Raise ValueError where this part makes no sense for batches of this shape."""
+
+
+class Stage(Part, abc.ABC):
+    """A transform of the slot's value, with state that is an argument and a result."""
+
+    def init(self, spec: BatchSpec) -> State:
+        """The state before the first batch; `()` where there is none."""
+        return ()
+
+    @abc.abstractmethod
+    def apply(
+        self, x: Float[Array, "..."], ctx: Context, state: State
+    ) -> tuple[Float[Array, "..."], State, Metrics]:
+        """The slot's new value, the new state (same structure), and metrics."""
+
+
+class Stateless(Stage):
+    """A stage that is one pure function of its input and the context."""
+
+    def apply(
+        self, x: Float[Array, "..."], ctx: Context, state: State
+    ) -> tuple[Float[Array, "..."], State, Metrics]:
+        return self.transform(x, ctx), (), {}
+
+    @abc.abstractmethod
+    def transform(self, x: Float[Array, "..."], ctx: Context) -> Float[Array, "..."]:
+        """The slot's new value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(Stage):
+    """Stages in a row. State is keyed by name, so that inserting a stage shifts no checkpoint key."""
+
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the stages; a repeated one gets a number (`focal`, `focal2`)."""
+        seen: dict[str, int] = {}
+        out = []
+        for stage in self.stages:
+            seen[stage.name] = seen.get(stage.name, 0) + 1
+            out.append(stage.name if seen[stage.name] == 1 else f"{stage.name}{seen[stage.name]}")
+        return tuple(out)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return frozenset().union(*(s.needs for s in self.stages))
+
+    def check(self, spec: BatchSpec) -> None:
+        for stage in self.stages:
+            stage.check(spec)
+
+    def init(self, spec: BatchSpec) -> State:
+        return {label: s.init(spec) for label, s in zip(self.labels, self.stages, strict=True)}
+
+    def apply(
+        self, x: Float[Array, "..."], ctx: Context, state: State
+    ) -> tuple[Float[Array, "..."], State, Metrics]:
+        if set(state) != set(self.labels):
+            raise ValueError(
+                f"chain state holds {sorted(state)}, its stages are {list(self.labels)}; call init on this chain first."
+            )
+        new, metrics = {}, {}
+        for label, stage in zip(self.labels, self.stages, strict=True):
+            narrow = dataclasses.replace(ctx, stats=ctx.stats.view(stage.needs, label))
+            x, new[label], found = stage.apply(x, narrow, state[label])
+            metrics |= {f"{label}/{k}": v for k, v in found.items()}
+        return x, new, metrics
+
+
+def chain(*stages: Stage) -> Chain:
+    """`chain(Group(), Focal(0.5))`. An empty chain is the identity."""
+    return Chain(stages)
+
+
+class Passes(Part, abc.ABC):
+    """Splits the tokens of a batch over K sequential updates."""
+
+    count: ClassVar[int] = 1
+
+    @abc.abstractmethod
+    def split(self, ctx: Context) -> Float[Array, "B K T"]:
+        """Masks that sum to `ctx.mask` over K; pass 0 is taken first."""
+
+
+class Aggregate(Part, abc.ABC):
+    """Weights of the tokens in the loss. Every denominator of an objective lives here and nowhere else."""
+
+    @abc.abstractmethod
+    def coefficients(self, mask: Float[Array, "B T"], spec: BatchSpec) -> Float[Array, "B T"]:
+        """`mask` over its denominators, for the rows of one optimiser step. An empty row counts in none of them."""
+
+
+class Ratio(Part, abc.ABC):
+    """How far the new policy is from the one that sampled."""
+
+    @abc.abstractmethod
+    def log_ratio(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        """Logarithm of the ratio of each token, in nats; 0 under the padding."""
+
+
+class Clip(Part, abc.ABC):
+    """Turns ratio and advantage into the gain that is maximised."""
+
+    @abc.abstractmethod
+    def gain(
+        self, log_ratio: Float[Array, "B T"], advantage: Float[Array, "B T"], stats: Stats
+    ) -> Float[Array, "B T"]:
+        """Gain of each token."""
+
+    @abc.abstractmethod
+    def clipped(
+        self, log_ratio: Float[Array, "B T"], advantage: Float[Array, "B T"], stats: Stats
+    ) -> Float[Array, "B T"]:
+        """1 where the clip is in force (the metric `policy/clip_fraction`), else 0."""
+
+
+class Gate(Part, abc.ABC):
+    """A weight of each token from the *new* policy. The objective stops its gradient."""
+
+    @abc.abstractmethod
+    def weight(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        """Non-negative weight of each token."""
+
+
+class Regulariser(Part, abc.ABC):
+    """A penalty of each token, subtracted from the gain."""
+
+    @abc.abstractmethod
+    def penalty(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        """Coefficient times penalty, in nats."""

@@ -1,0 +1,44 @@
+"""Which tokens are trained: [B, T] -> [B, T]. A masked row leaves numerator and denominators alike."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlvr_jax.numerics import grouped
+from rlvr_jax.objective.base import Context, Stateless
+from rlvr_jax.registry import register
+
+
+@register("mask", "drop_truncated")
+@dataclasses.dataclass(frozen=True)
+class DropTruncated(Stateless):
+    """Leaves responses that hit the length limit out of the loss (they still count in the group's statistics).
+
+        m_it <- m_it * 1[o_i ended with a stop token]
+
+    Reference: DAPO, arXiv:2503.14476, section 3.4 (overlong filtering).
+    """
+
+    def transform(self, x: Float[Array, "B T"], ctx: Context) -> Float[Array, "B T"]:
+        return x * (1 - ctx.rollout.truncated.astype(x.dtype))[:, None]
+
+
+@register("mask", "drop_uniform_groups")
+@dataclasses.dataclass(frozen=True)
+class DropUniformGroups(Stateless):
+    """Leaves groups whose responses are all right or all wrong out of the loss and of its denominators.
+
+        m_it <- m_it * 1[0 < X < G],    X = number of correct responses of the group
+
+    On raw correctness, not on the shaped reward: an all-wrong group whose lengths differ is still all wrong.
+    Reference: DAPO, arXiv:2503.14476, eq. 11 (the constraint of dynamic sampling).
+    """
+
+    def transform(self, x: Float[Array, "B T"], ctx: Context) -> Float[Array, "B T"]:
+        right = grouped(ctx.rollout.correct, ctx.spec.group_size).sum(1)
+        mixed = (right > 0) & (right < ctx.spec.group_size)
+        return (
+            x
+            * jnp.repeat(mixed, ctx.spec.group_size, total_repeat_length=x.shape[0]).astype(x.dtype)[:, None]
+        )
