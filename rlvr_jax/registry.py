@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import types
+import typing
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -42,15 +44,49 @@ def lookup(slot: str, name: str) -> type:
 
 
 def build(slot: str, name: str, **fields: Any):
-    """Construct by name. Unknown names and unknown fields are errors that list what there is."""
-    cls = lookup(slot, name)
+    """Construct by name. Unknown names, unknown fields and values of a wrong type are errors that say what fits."""
+    return construct(lookup(slot, name), f"{slot} {name!r}", fields)
+
+
+def construct(cls: type, where: str, values: dict[str, Any]):
+    """A dataclass from plain values: every key must be a field, every value must fit the field's type."""
+    hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
-    for field in fields:
-        if field not in known:
+    for key in values:
+        if key not in known:
             raise ValueError(
-                f"{slot} {name!r} has no field {field!r};{nearest(field, known)} its fields are {', '.join(known) or 'none'}."
+                f"{where} has no field {key!r};{nearest(key, known)} its fields are {', '.join(known) or 'none'}."
             )
-    return cls(**fields)
+    return cls(**{key: fit(f"{where} field {key!r}", hints[key], value) for key, value in values.items()})
+
+
+def fit(where: str, hint: Any, value: Any) -> Any:
+    """`value` as the annotated type, or a ValueError. Numbers may be strings that read as such (YAML's 1e-6)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        rest = [a for a in args if a is not type(None)]
+        return fit(where, rest[0], value) if len(rest) == 1 else value
+    if origin is typing.Literal:
+        if value not in args:
+            raise ValueError(f"{where} is one of {', '.join(map(str, args))}, got {value!r}.")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where} is a list, got {value!r}.")
+        return tuple(fit(where, args[0], v) for v in value)
+    if hint not in (int, float, str, bool) or type(value) is hint:
+        return value
+    if hint in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if hint is float or number.is_integer():
+                return hint(number)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    noun = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint]
+    raise ValueError(f"{where} is {noun}, got {value!r}.")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
