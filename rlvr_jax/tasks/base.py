@@ -1,0 +1,76 @@
+"""What a task is: records, a prompt for each, and a verifier that says why."""
+
+import abc
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+Split: TypeAlias = Literal["train", "test"]
+Prompt: TypeAlias = str | list[dict[str, str]]
+"""Raw text, or chat messages `{"role": ..., "content": ...}`, without special tokens: rendering adds them."""
+
+
+class Reason(enum.StrEnum):
+    """Why a verdict is what it is. A verifier that failed is never counted as a wrong answer."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNPARSABLE = "unparsable"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The reward of one answer, its yes or no, and the reason."""
+
+    reward: float
+    correct: bool
+    reason: Reason
+
+    def __post_init__(self):
+        if self.correct != (self.reason is Reason.CORRECT):
+            raise ValueError(
+                f"correct={self.correct} contradicts reason={self.reason.value!r}: "
+                "an answer is correct exactly when its reason is 'correct'."
+            )
+
+    @classmethod
+    def of(cls, reason: Reason) -> "Verdict":
+        """The binary reward: 1 for a correct answer, 0 for all else."""
+        correct = reason is Reason.CORRECT
+        return cls(reward=float(correct), correct=correct, reason=reason)
+
+
+class Task(abc.ABC):
+    """A family of problems with verifiable answers: a frozen dataclass, registered in the slot "task".
+
+    Records are JSON-able dicts, so that a rollout can be written next to the record that it answers.
+    """
+
+    @abc.abstractmethod
+    def records(self, split: Split) -> Sequence[dict]:
+        """Random access, deterministic and picklable. No record of "test" is one of "train"."""
+
+    @abc.abstractmethod
+    def prompt(self, record: dict) -> Prompt:
+        """Raw text (no BOS: rendering adds it exactly once) or chat messages."""
+
+    @abc.abstractmethod
+    def verify(self, record: dict, completion: str) -> Verdict:
+        """Judge any text, the empty one included. Never raises on account of the completion."""
+
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """All words of prompts and answers, no specials; `None` where a pretrained tokenizer is needed."""
+        return None
+
+    def demonstration(self, record: dict) -> str | None:
+        """A right answer for the supervised warm-up; `None` where the records have none."""
+        return None
+
+
+def check_split(split: str) -> None:
+    """Raises ValueError for anything but "train" and "test"."""
+    if split not in ("train", "test"):
+        raise ValueError(f"no split called {split!r}; a task has 'train' and 'test'.")
