@@ -2,8 +2,8 @@
 
     GRID_START WALL WALL ... NEWLINE ... GRID_END PATH_START   ->   DOWN DOWN RIGHT ... DONE
 
-Set-up of the maze studies in F-GRPO (arXiv:2602.06717) and MaxRL (arXiv:2602.02710). The grid is small by default;
-the papers use `size=17`.
+Set-up of the maze studies in F-GRPO (arXiv:2602.06717) and MaxRL (arXiv:2602.02710). The grid is small by
+default; the papers use `size=17`.
 """
 
 import abc
@@ -41,8 +41,8 @@ def is_held_out(grid: Sequence[str]) -> bool:
 def prim(size: int, rng: np.random.Generator) -> Grid:
     """A random perfect maze: rooms at odd places, and exactly one way between any two of them.
 
-    From the room of the start on, a door is drawn from all those that lead out of the maze so far, and is opened
-    when the room behind it is still closed.
+    From the room of the start on, a door is drawn from all those that lead out of the maze so far, and is
+    opened when the room behind it is still closed.
     """
     doors = _doors(size)
     draws = iter(rng.random(size * size).tolist())  # every door is drawn once at the most
@@ -162,8 +162,8 @@ def _test_records(size: int, length: int, seed: int) -> tuple[dict, ...]:
 class MazeTask(Task):
     """What the maze tasks share: `size` x `size` cells, walls included, start (1, 1), goal (size-2, size-2).
 
-    Which split a grid belongs to is a function of the grid (`is_held_out`), so no seed and no size of a split can
-    put a training maze into the test. Test mazes differ from each other; training mazes may repeat.
+    Which split a grid belongs to is a function of the grid (`is_held_out`), so no seed and no size of a split
+    can put a training maze into the test. Test mazes differ from each other; training mazes may repeat.
 
     Raises: ValueError for an even size or one below 5, and for more test mazes than the size has.
     """
