@@ -1,0 +1,137 @@
+"""Configs as files: YAML to `Config` and back, with `--field value` laid over it."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+import rlvr_jax.tasks  # noqa: F401  (registers every task)
+from rlvr_jax import registry
+from rlvr_jax.config import Config
+from rlvr_jax.objective import Objective
+from rlvr_jax.objective.presets import from_config, to_config
+from rlvr_jax.tasks.base import Task
+
+
+def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
+    """A config from a YAML file and `--field value` words. Raises ValueError with one sentence that says what is wrong."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        near = registry.nearest(str(path), [str(p) for p in path.parent.glob("*.yaml")])
+        raise ValueError(f"no config file {str(path)!r}.{near}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds {type(tree).__name__}, a config is a mapping of keys.")
+    return parse(override(tree, overrides))
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """A config from plain data."""
+    return _section(Config, "config", tree)
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """Plain data that `parse` turns into an equal config, every default spelt out."""
+    out = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
+    for name, value in out.items():
+        if name == "objective":
+            out[name] = to_config(value)
+        elif name == "task":
+            out[name] = {"name": value.name, **dataclasses.asdict(value)}
+        elif dataclasses.is_dataclass(value):
+            out[name] = dataclasses.asdict(value)  # type: ignore[arg-type]
+    return json.loads(json.dumps(out))
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(to_plain(config), sort_keys=False)
+
+
+def _section(cls: type, where: str, value: Any) -> Any:
+    """A dataclass from a mapping, and so on downwards."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is a mapping of keys, got {value!r}.")
+    hints = typing.get_type_hints(cls)
+    values = {k: _field(hints.get(k), k if cls is Config else f"{where}.{k}", v) for k, v in value.items()}
+    return registry.construct(cls, where, values)
+
+
+def _field(hint: Any, where: str, value: Any) -> Any:
+    if hint is Task:
+        return _task(value)
+    if hint is Objective:
+        return from_config(value)
+    kinds = [t for t in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(t)]
+    return _section(kinds[0], where, value) if kinds and value is not None else value
+
+
+def _task(value: Any) -> Task:
+    if isinstance(value, str):
+        return registry.build("task", value)
+    if not isinstance(value, Mapping) or "name" not in value:
+        raise ValueError(f"task is a name, or a mapping with `name` and its fields; got {value!r}.")
+    return registry.build("task", **value)
+
+
+def override(tree: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """`tree` with `--a.b value` or `--a.b=value` laid over it. Dashes in a key count as underscores.
+
+    A stage in a list of the objective is addressed by its name: `--objective.advantage.focal.gamma 1`.
+    """
+    out = json.loads(json.dumps(dict(tree)))
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise ValueError(f"expected --field value, got {word!r}.")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise ValueError(f"--{key} has no value.")
+            text = words.pop(0)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        _put(out, key.replace("-", "_").split("."), value, f"--{key}")
+    return out
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
+    head, rest = path[0], path[1:]
+    if not rest:
+        tree[head] = value
+        return
+    child = tree.get(head)
+    if head == "objective" and not _is_spelt_out(child):
+        child = to_config(from_config(child if child is not None else "grpo"))
+    elif isinstance(child, str):
+        child = {"name": child}
+    if isinstance(child, list):
+        child = [{"name": c} if isinstance(c, str) else c for c in child]
+        tree[head] = child
+        named = [c for c in child if isinstance(c, dict) and c.get("name") == rest[0]]
+        if not named or len(rest) < 2:
+            names = ", ".join(str(c.get("name")) for c in child if isinstance(c, dict)) or "nothing"
+            raise ValueError(f"{flag}: {head} holds {names}; name one of them and its field.")
+        _put(named[0], rest[1:], value, flag)
+        return
+    if child is None:
+        child = {}
+    if not isinstance(child, dict):
+        raise ValueError(f"{flag}: {head} is {child!r} and has no fields.")
+    tree[head] = child
+    _put(child, rest, value, flag)
+
+
+def _is_spelt_out(objective: Any) -> bool:
+    return isinstance(objective, Mapping) and {f.name for f in dataclasses.fields(Objective)} <= set(
+        objective
+    )
