@@ -25,10 +25,10 @@ PATIENCE = 50_000
 class PromptBatch:
     """P prompts, padded on the right to S tokens.
 
-    `length` says how much of a row is real; padding is never recognised by its id. `prompt_id` is the index of
-    the record in its split, and `occurrence` counts earlier rows of this batch with the same id: randomness is a
-    function of identity, so a repeated prompt needs it to get samples of its own. Rows where `valid` is false
-    only fill up the last batch of an evaluation.
+    `length` says how much of a row is real; padding is never recognised by its id. `prompt_id` is the index
+    of the record in its split, and `occurrence` counts earlier rows of this batch with the same id: randomness
+    is a function of identity, so a repeated prompt needs it to get samples of its own. Rows where `valid` is
+    false only fill up the last batch of an evaluation.
     """
 
     tokens: Int[np.ndarray, "P S"]
@@ -116,8 +116,9 @@ def fingerprint(records: Sequence[dict]) -> str:
 class PromptStream:
     """Endless batches of prompts, shuffled anew each epoch, that can be stopped and continued at any batch.
 
-    A batch may span two epochs, so no record is left out at an epoch's end. Two streams with the same task, seed
-    and state give the same batches. `dropped` and `cut` count prompts over the limit since the start of the run.
+    A batch may span two epochs, so no record is left out at an epoch's end. Two streams with the same task,
+    seed and state give the same batches. `dropped` and `cut` count the prompts over the limit since the start
+    of the run.
 
     Raises: ValueError for an empty split, an impossible limit, batch, seed or policy.
     """
@@ -193,8 +194,8 @@ class PromptStream:
         """
         if state["fingerprint"] != self._fingerprint:
             raise ValueError(
-                f"the data of split {self._split!r} changed: the saved position is for {state['fingerprint']}, "
-                f"this is {self._fingerprint} (size and hash); resume with the data of the run, or start a new run."
+                f"the data of split {self._split!r} changed: the saved position is for {state['fingerprint']}, this "
+                f"is {self._fingerprint} (size and hash); resume with the data of the run, or start a new run."
             )
         if state["order"] != self._order:
             raise ValueError(
