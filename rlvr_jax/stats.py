@@ -1,10 +1,12 @@
 """Statistics of a token under the policy, without ever holding [B, T, V].
 
 Every statistic is a function of a few moments of a row of logits z (already soft-capped and divided by the
-temperature): the selected z_y, sum e^z, sum z e^z, sum z and sum e^{2z}. `token_stats` scans over chunks of the
-vocabulary and carries only the moments that the wanted statistics need.
+temperature) with maximum m: the selected z_y, sum e^{z-m}, sum (z-m) e^{z-m}, sum z and sum e^{2(z-m)}. `token_stats`
+scans over chunks of the vocabulary and carries only the moments that the wanted statistics need.
 """
 
+import dataclasses
+import math
 from collections.abc import Mapping, Set
 
 import jax
@@ -22,6 +24,9 @@ _MOMENTS: Mapping[Stat, frozenset[str]] = {
 }
 
 Moments = dict[str, jax.Array]
+
+_MAX_SHARDS = 128
+"""A power of two; over how many devices a head may be split (where its size allows) without being gathered here."""
 
 
 def logits_of(
@@ -51,31 +56,72 @@ def token_stats(
         COLLISION       sum_v p_v^2                   in [1/V, 1]
 
     `chunk` bounds how many vocabulary entries are held at a time: the largest array is [B, T, chunk], in the gradient
-    too (each chunk is recomputed there). Chunk i holds the ids i, i + n, i + 2n, ...: a head that is sharded over its
-    rows stays sharded inside every chunk, where contiguous chunks would gather it onto each device.
-    Differentiable in `hidden` and `head`. Raises ValueError for a temperature that is not positive.
+    too (each chunk is recomputed there). Every chunk takes its share of every shard of the head (see `_Chunks`).
+    Differentiable in `hidden` and `head`. Raises ValueError for a temperature or a chunk that is not positive.
     """
     if not temperature > 0:
         raise ValueError(
             f"temperature={temperature} has no softmax; score greedy samples at 1.0 (the sampler's convention)."
         )
-    vocab = head.shape[0]
-    count = -(-vocab // chunk)  # number of chunks
-    size = -(-vocab // count)
-    short = size * count - vocab  # ids that do not exist, in the last places of the last chunks
+    if chunk < 1:
+        raise ValueError(f"chunk is how many vocabulary entries are held at a time, 1 or more; got {chunk}.")
+    chunks = _Chunks.of(head.shape[0], chunk)
     moments = frozenset[str]().union(*(_MOMENTS[s] for s in want))
+    wide = hidden.astype(jnp.float32)  # so that the gradient of `hidden` adds up over the chunks in float32
 
     @jax.checkpoint
     def body(acc: Moments, xs) -> tuple[Moments, None]:
         i, rows = xs
-        z = logits_of(hidden, rows, softcap=softcap) / temperature
-        real = None if not short else (jnp.arange(size) * count + i < vocab)[None, None]
-        return _accumulate(acc, z, real, (targets // count, targets % count == i), moments), None
+        z = logits_of(wide.astype(hidden.dtype), rows, softcap=softcap) / temperature
+        return _accumulate(acc, z, chunks.real(i), chunks.find(targets, i), moments), None
 
-    padded = jnp.pad(head, ((0, short), (0, 0))) if short else head
-    strided = padded.reshape(size, count, -1).swapaxes(0, 1)
-    acc, _ = jax.lax.scan(body, _empty(targets.shape, moments), (jnp.arange(count), strided))
-    return _finish(acc, want, vocab, temperature)
+    acc, _ = jax.lax.scan(body, _empty(targets.shape, moments), (jnp.arange(chunks.count), chunks.cut(head)))
+    return _finish(acc, want, head.shape[0], temperature)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunks:
+    """How V ids become `count` chunks of `blocks * each` ids.
+
+    The ids are cut into `blocks` contiguous blocks of `block` ids, and chunk i takes the ids i, i + count, ... of every
+    block. A head that is sharded over its rows, by anything that divides `blocks`, stays where it is inside every chunk;
+    contiguous chunks, or padding at the end of V, would gather it onto each device. The last places of a block may
+    hold ids that do not exist.
+    """
+
+    blocks: int
+    block: int
+    each: int
+    count: int
+
+    @classmethod
+    def of(cls, vocab: int, chunk: int) -> "_Chunks":
+        blocks = math.gcd(vocab, _MAX_SHARDS)
+        while blocks > chunk:
+            blocks //= 2
+        block = vocab // blocks
+        count = -(-block // (chunk // blocks))
+        return cls(blocks=blocks, block=block, each=-(-block // count), count=count)
+
+    def cut(self, head: Float[Array, "V D"]) -> Float[Array, "N C D"]:
+        """The rows of each chunk; zeros for ids that do not exist."""
+        short = self.each * self.count - self.block
+        rows = head.reshape(self.blocks, self.block, -1)
+        padded = jnp.pad(rows, ((0, 0), (0, short), (0, 0))) if short else rows
+        strided = jnp.moveaxis(padded.reshape(self.blocks, self.each, self.count, -1), 2, 0)
+        return strided.reshape(self.count, self.blocks * self.each, -1)
+
+    def real(self, i: jax.Array) -> jax.Array | None:
+        """[1, 1, C]: which places of chunk i hold an id that exists; None where all do."""
+        if self.each * self.count == self.block:
+            return None
+        place = jnp.arange(self.blocks * self.each) % self.each
+        return (place * self.count + i < self.block)[None, None]
+
+    def find(self, targets: Int[Array, "B T"], i: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Place of each target in its chunk, and whether that is chunk i."""
+        within = targets % self.block
+        return targets // self.block * self.each + within // self.count, within % self.count == i
 
 
 def dense_stats(
@@ -91,21 +137,27 @@ def dense_stats(
 
 
 def _empty(shape: tuple[int, ...], moments: Set[str]) -> Moments:
-    return {m: jnp.zeros(shape, jnp.float32) for m in moments} | {"max": jnp.full(shape, -jnp.inf)}
+    lowest = jnp.finfo(jnp.float32).min  # finite, so that it can be multiplied by a sum that is still 0
+    return {m: jnp.zeros(shape, jnp.float32) for m in moments} | {"max": jnp.full(shape, lowest)}
 
 
 def _accumulate(acc: Moments, z: jax.Array, real, target, moments: Set[str]) -> Moments:
-    """Add a chunk of logits to the running moments; exponentials are relative to the running maximum."""
+    """Add a chunk of logits to the running moments, which are relative to the running maximum.
+
+    So the entropy is a sum of terms >= 0 and no difference of large numbers, and offsets of z do not matter.
+    """
     place, here = target
     shown = z if real is None else jnp.where(real, z, -jnp.inf)
     top = jax.lax.stop_gradient(jnp.maximum(acc["max"], shown.max(-1)))
-    scale = jnp.exp(acc["max"] - top)
+    shift = acc["max"] - top
+    scale = jnp.exp(shift)
     p = jnp.exp(shown - top[..., None])
     new = {"max": top}
     if "exp" in moments:
         new["exp"] = acc["exp"] * scale + p.sum(-1)
     if "z_exp" in moments:
-        new["z_exp"] = acc["z_exp"] * scale + (p * z).sum(-1)
+        below = (z if real is None else jnp.where(real, z, 0.0)) - top[..., None]
+        new["z_exp"] = (acc["z_exp"] + acc["exp"] * shift) * scale + (p * below).sum(-1)
     if "exp2" in moments:
         new["exp2"] = acc["exp2"] * scale**2 + (p * p).sum(-1)
     if "z" in moments:
@@ -117,12 +169,12 @@ def _accumulate(acc: Moments, z: jax.Array, real, target, moments: Set[str]) -> 
 
 
 def _finish(acc: Moments, want: Set[Stat], vocab: int, temperature: float) -> dict[Stat, jax.Array]:
-    log_z = acc["max"] + jnp.log(acc["exp"]) if "exp" in acc else acc["max"]
+    log_z = jnp.log(acc["exp"]) if "exp" in acc else jnp.zeros_like(acc["max"])  # relative to the maximum
     value = {
         Stat.LOGIT: lambda: acc["picked"] * temperature,
-        Stat.LOGPROB: lambda: acc["picked"] - log_z,
+        Stat.LOGPROB: lambda: acc["picked"] - acc["max"] - log_z,
         Stat.ENTROPY: lambda: log_z - acc["z_exp"] / acc["exp"],
-        Stat.SELF_CERTAINTY: lambda: log_z - acc["z"] / vocab - jnp.log(float(vocab)),
+        Stat.SELF_CERTAINTY: lambda: log_z + (acc["max"] - acc["z"] / vocab) - jnp.log(float(vocab)),
         Stat.COLLISION: lambda: acc["exp2"] / acc["exp"] ** 2,
     }
     return {s: value[s]() for s in want}
