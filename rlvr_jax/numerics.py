@@ -35,7 +35,7 @@ def group_std(x: Float[Array, " B"], group_size: int, *, ddof: int) -> Float[Arr
     """Standard deviation in each group, by the centred two-pass form.
 
     A group of equal values gives exactly 0: the deviation from the *first* value is centred, which is 0 exactly,
-    where the rounded mean of G equal floats need not equal them.
+    where the rounded mean of G equal floats need not equal them. The gradient there is 0, not that of sqrt at 0.
     """
     if group_size <= ddof:
         raise ValueError(
@@ -44,4 +44,5 @@ def group_std(x: Float[Array, " B"], group_size: int, *, ddof: int) -> Float[Arr
     rows = grouped(x, group_size)
     shifted = rows - rows[:, :1]
     centred = shifted - shifted.mean(1, keepdims=True)
-    return jnp.sqrt((centred**2).sum(1, keepdims=True) / (group_size - ddof))
+    variance = (centred**2).sum(1, keepdims=True) / (group_size - ddof)
+    return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)

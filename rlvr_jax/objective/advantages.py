@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rlvr_jax.numerics import group_mean, group_std, grouped
+from rlvr_jax.numerics import group_mean, group_std, grouped, safe_divide
 from rlvr_jax.objective.base import Context, Stateless
 from rlvr_jax.registry import register
 from rlvr_jax.types import BatchSpec
@@ -16,11 +16,12 @@ def group_normalize(
 ) -> Float[Array, " B"]:
     """A_i = (R_i - mean R) / (std R + epsilon) in each group; exactly 0 for a group of equal rewards.
 
-    `ddof=1` is the sample standard deviation (torch's default, which the authors' and most trainers' code uses).
+    epsilon >= 0, in units of the reward. `ddof=1` is the sample standard deviation (torch's default, which the authors' and most trainers' code uses).
     Reference: GRPO, arXiv:2402.03300, section 4.1.2.
     """
     centred = group_center(rewards, group_size).reshape(-1, group_size)
-    return (centred / (group_std(rewards, group_size, ddof=ddof) + epsilon)).reshape(rewards.shape)
+    spread = group_std(rewards, group_size, ddof=ddof) + epsilon
+    return safe_divide(centred, jnp.broadcast_to(spread, centred.shape)).reshape(rewards.shape)
 
 
 def group_center(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
@@ -48,8 +49,11 @@ def focal_weight(correct: Float[Array, " B"], group_size: int, gamma: float) -> 
 
     gamma = 0 gives 1 everywhere. Reference: F-GRPO, arXiv:2602.06717, section 4.
     """
-    wrong = 1.0 - group_mean(correct, group_size)
-    return jnp.broadcast_to(wrong**gamma, (wrong.shape[0], group_size)).reshape(correct.shape)
+    # The mean of 1 - X, not 1 - the mean: compilers multiply by the rounded 1/N, and a solve rate of 1.0000001 under
+    # a root is nan. The power has no finite slope at 0, where the weight is constant.
+    wrong = group_mean(1.0 - correct, group_size)
+    weight = jnp.where(wrong > 0, jnp.where(wrong > 0, wrong, 1.0) ** gamma, 0.0**gamma)
+    return jnp.broadcast_to(weight, (wrong.shape[0], group_size)).reshape(correct.shape)
 
 
 class _InGroup(Stateless):
@@ -79,6 +83,8 @@ class Group(_InGroup):
     """1: sample standard deviation; 0: population."""
 
     def __post_init__(self):
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon is added to a standard deviation and is >= 0, got {self.epsilon}.")
         if self.ddof not in (0, 1):
             raise ValueError(f"ddof is 0 (population) or 1 (sample standard deviation), got {self.ddof}.")
 
@@ -129,7 +135,7 @@ class Focal(Stateless):
     """>= 0; 0 is the base method. The paper sweeps 0.5, 1, 2 and mostly ends at 0.5."""
 
     def __post_init__(self):
-        if self.gamma < 0:
+        if not self.gamma >= 0:
             raise ValueError(f"focal gamma is an exponent >= 0 (0 turns it off), got {self.gamma}.")
 
     def transform(self, x: Float[Array, " B"], ctx: Context) -> Float[Array, " B"]:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from rlvr_jax.numerics import grouped
 from rlvr_jax.objective.base import Context, Stateless
 from rlvr_jax.registry import register
+from rlvr_jax.types import BatchSpec
 
 
 @register("mask", "drop_truncated")
@@ -35,10 +36,15 @@ class DropUniformGroups(Stateless):
     Reference: DAPO, arXiv:2503.14476, eq. 11 (the constraint of dynamic sampling).
     """
 
+    def check(self, spec: BatchSpec) -> None:
+        if spec.group_size < 2:
+            raise ValueError(
+                f"mask 'drop_uniform_groups' keeps groups with right and wrong responses, and group_size={spec.group_size} "
+                "has none: nothing would be trained. Set batch.group_size to 2 or more."
+            )
+
     def transform(self, x: Float[Array, "B T"], ctx: Context) -> Float[Array, "B T"]:
         right = grouped(ctx.rollout.correct, ctx.spec.group_size).sum(1)
         mixed = (right > 0) & (right < ctx.spec.group_size)
-        return (
-            x
-            * jnp.repeat(mixed, ctx.spec.group_size, total_repeat_length=x.shape[0]).astype(x.dtype)[:, None]
-        )
+        keep = jnp.repeat(mixed, ctx.spec.group_size, total_repeat_length=x.shape[0])
+        return x * keep.astype(x.dtype)[:, None]

@@ -38,8 +38,11 @@ class Overlong(Stateless):
     buffer: int = 256
     """Tokens over which the punishment grows. The default is our proposal: DAPO's fifth of the length, rounded up."""
     factor: float = 1.0
+    """>= 0, in units of the reward; 0 turns the punishment off."""
 
     def __post_init__(self):
+        if not self.factor >= 0:
+            raise ValueError(f"overlong factor scales a punishment and is >= 0, got {self.factor}.")
         if not 0 < self.buffer <= self.max_length:
             raise ValueError(
                 f"overlong buffer must be in 1..max_length={self.max_length}, got {self.buffer}."
