@@ -57,9 +57,12 @@ def spec(
     """PartitionSpec of logical axes: `spec(("batch", None))`.
 
     With `shape` and `mesh`, an axis that its mesh axes do not divide stays whole (8 key heads on 16 tensor shards).
+    Raises ValueError for an axis that the table does not have.
     """
     out = []
     for i, axis in enumerate(axes):
+        if axis is not None and axis not in RULES:
+            raise ValueError(f"no logical axis called {axis!r}; sharding.RULES has {', '.join(RULES)}.")
         mesh_axes = RULES[axis] if axis is not None else None
         if mesh_axes and shape is not None and mesh is not None:
             if shape[i] % math.prod(mesh.shape[a] for a in mesh_axes):

@@ -79,9 +79,9 @@ Needs: TypeAlias = frozenset[tuple[Pass, Stat]]
 def needs(**by_pass: Stat | Iterable[Stat]) -> Needs:
     """Declare what a stage reads: `needs(new=Stat.LOGPROB, old=(Stat.LOGPROB, Stat.ENTROPY))`."""
     return frozenset(
-        (Pass(name), stat)
+        (Pass(name), Stat(stat))
         for name, stats in by_pass.items()
-        for stat in ([stats] if isinstance(stats, Stat) else stats)
+        for stat in ([stats] if isinstance(stats, str) else stats)  # a Stat is a string too
     )
 
 
