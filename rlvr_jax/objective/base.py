@@ -109,8 +109,9 @@ class Chain(Stage):
 
 
 def chain(*stages: Stage) -> Chain:
-    """`chain(Group(), Focal(0.5))`. An empty chain is the identity."""
-    return Chain(stages)
+    """`chain(Group(), Focal(0.5))`. An empty chain is the identity; a chain among the stages gives its own."""
+    flat = (s.stages if isinstance(s, Chain) else (s,) for s in stages)
+    return Chain(tuple(stage for inner in flat for stage in inner))
 
 
 class Passes(Part, abc.ABC):
@@ -134,6 +135,9 @@ class Aggregate(Part, abc.ABC):
 class Ratio(Part, abc.ABC):
     """How far the new policy is from the one that sampled."""
 
+    is_ratio: ClassVar[bool] = True
+    """False where `log_ratio` is a log-likelihood, which no clip of a ratio can work on."""
+
     @abc.abstractmethod
     def log_ratio(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
         """Logarithm of the ratio of each token, in nats; 0 under the padding."""
@@ -141,6 +145,9 @@ class Ratio(Part, abc.ABC):
 
 class Clip(Part, abc.ABC):
     """Turns ratio and advantage into the gain that is maximised."""
+
+    needs_ratio: ClassVar[bool] = True
+    """False where the gain makes sense for a log-likelihood as well."""
 
     @abc.abstractmethod
     def gain(

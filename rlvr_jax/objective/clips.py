@@ -1,6 +1,7 @@
 """Gains: what is maximised for each token, from ratio and advantage, with the clip of the method."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,11 +14,15 @@ from rlvr_jax.types import Stats
 def ppo_gain(
     ratio: Float[Array, "B T"], advantage: Float[Array, "B T"], low: float, high: float
 ) -> Float[Array, "B T"]:
-    """min(r A, clip(r, 1 - low, 1 + high) A).
+    """min(r A, clip(r, 1 - low, 1 + high) A). At the very edge the clip is not in force, and the gradient is A.
 
     Reference: PPO, arXiv:1707.06347, eq. 7; low != high ("clip-higher"): DAPO, arXiv:2503.14476, eq. 10.
     """
-    return jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage)
+    free = ratio * advantage
+    bounded = jnp.clip(ratio, 1 - low, 1 + high) * advantage
+    # `minimum` halves the gradient where both are equal and `clip` at its edge: with low or high 0 that is r = 1, so
+    # every token of an on-policy step.
+    return jnp.where(free <= bounded, free, bounded)
 
 
 @register("clip", "ppo")
@@ -65,6 +70,8 @@ class Unclipped(Clip):
 
     Reference: REINFORCE as in RLOO, arXiv:2402.14740, eq. 5.
     """
+
+    needs_ratio: ClassVar[bool] = False
 
     def gain(
         self, log_ratio: Float[Array, "B T"], advantage: Float[Array, "B T"], stats: Stats

@@ -68,6 +68,18 @@ class Objective:
     gates: tuple[Gate, ...] = ()
     regularisers: tuple[Regulariser, ...] = ()
 
+    def __post_init__(self):
+        for slot in CREDIT_SLOTS:
+            if not isinstance(getattr(self, slot), Chain):
+                raise ValueError(
+                    f"the objective's {slot} is a chain of stages, chain(...), got {getattr(self, slot)!r}."
+                )
+        if self.clip.needs_ratio and not self.ratio.is_ratio:
+            raise ValueError(
+                f"clip {self.clip.name!r} bounds the ratio of two policies, and ratio {self.ratio.name!r} is the "
+                "log-likelihood of one: use it with ratio 'token', or take clip 'unclipped'."
+            )
+
     @property
     def credit_needs(self) -> Needs:
         """Statistics that `credit` reads."""

@@ -36,7 +36,11 @@ _f_grpo = dataclasses.replace(
 )
 _f_dapo = dataclasses.replace(_dapo, advantage=_f_grpo.advantage)
 _rloo = dataclasses.replace(
-    _grpo, advantage=chain(advantages.LeaveOneOut()), ratio=ratios.NoRatio(), clip=clips.Unclipped()
+    _grpo,
+    advantage=chain(advantages.LeaveOneOut()),
+    ratio=ratios.NoRatio(),
+    clip=clips.Unclipped(),
+    aggregate=aggregates.FixedLength(),  # log pi of a response is the sum over its tokens, not their mean
 )
 _imitation = dataclasses.replace(
     _grpo,
@@ -59,7 +63,7 @@ PRESETS: Mapping[str, Objective] = {
 SOURCES: Mapping[str, str] = {
     "grpo": "arXiv:2402.03300. Group-normalised rewards, PPO clip 0.2, mean over tokens then over responses, no KL.",
     "dr_grpo": "arXiv:2503.20783. Centred rewards without division by the deviation, sum over tokens over a constant.",
-    "rloo": "arXiv:2402.14740. Leave-one-out baseline, plain policy gradient.",
+    "rloo": "arXiv:2402.14740. Leave-one-out baseline, plain policy gradient, sum over tokens over a constant.",
     "dapo": "arXiv:2503.14476. Clip-higher 0.2/0.28 and token mean; add reward overlong or mask drop_truncated to taste.",
     "f_grpo": "arXiv:2602.06717. GRPO with the focal weight (1 - success rate)^0.5; token mean as in the paper's runs.",
     "f_dapo": "arXiv:2602.06717. DAPO with the same focal weight.",
@@ -73,6 +77,10 @@ _PLURAL = {"gates": "gate", "regularisers": "regulariser"}
 
 def preset(name: str) -> Objective:
     """An objective by name; the error offers the nearest."""
+    if not isinstance(name, str):
+        raise ValueError(
+            f"an objective's preset is a name, one of {', '.join(sorted(PRESETS))}; got {name!r}."
+        )
     if name not in PRESETS:
         raise ValueError(
             f"no objective called {name!r}.{registry.nearest(name, PRESETS)} Known: {', '.join(sorted(PRESETS))}."
@@ -106,7 +114,7 @@ def from_config(value: str | Mapping[str, Any]) -> Objective:
     for slot in slots:
         if slot not in fields:
             raise ValueError(
-                f"an objective has no slot {slot!r}.{registry.nearest(slot, fields)} Its slots: {', '.join(sorted(fields))}."
+                f"an objective has no slot {slot!r}.{registry.nearest(str(slot), fields)} Its slots: {', '.join(sorted(fields))}."
             )
     return dataclasses.replace(start, **{slot: _parts(slot, found) for slot, found in slots.items()})
 
@@ -131,8 +139,11 @@ def _listed(slot: str, value: Any) -> list[Any]:
 
 
 def _part(kind: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return registry.build(kind, value)
-    if not isinstance(value, Mapping) or "name" not in value:
-        raise ValueError(f"a {kind} is its name or a mapping with `name` and its fields, got {value!r}.")
-    return registry.build(kind, **value)
+    fields = {"name": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
+        raise ValueError(
+            f"objective: {kind} is a name, or a mapping with `name` and its fields, got {value!r}."
+        )
+    fields = {str(key): v for key, v in fields.items()}
+    name = fields.pop("name")
+    return registry.construct(registry.lookup(kind, name), f"{kind} {name!r}", fields)

@@ -49,6 +49,7 @@ class NoRatio(Ratio):
     Reference: REINFORCE as in RLOO, arXiv:2402.14740, eq. 5.
     """
 
+    is_ratio: ClassVar[bool] = False
     needs: ClassVar[Needs] = needs(new=Stat.LOGPROB)
 
     def log_ratio(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
