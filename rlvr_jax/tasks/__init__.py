@@ -1,6 +1,6 @@
 """Tasks: records, prompts and verifiers. Importing this package registers all of them."""
 
-from rlvr_jax.tasks import maze
+from rlvr_jax.tasks import arithmetic, maze
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
-__all__ = ["Reason", "Task", "Verdict", "maze"]
+__all__ = ["Reason", "Task", "Verdict", "arithmetic", "maze"]
