@@ -65,11 +65,12 @@ class PromptEncoder:
     def encode(self, index: int, record: dict) -> list[int] | None:
         """The ids of one prompt, or `None` for one that is dropped.
 
-        Raises: ValueError for a prompt without tokens, and for one over the limit under the policy "error".
+        Raises: ValueError for a prompt that cannot be rendered, and for one over the limit under "error".
         """
-        ids = render(self.tokenizer, self.task.prompt(record))
-        if not ids:
-            raise ValueError(f"{_name(index, record)} has no tokens; a model cannot answer an empty prompt.")
+        try:
+            ids = render(self.tokenizer, self.task.prompt(record))
+        except ValueError as error:
+            raise ValueError(f"{_name(index, record)} cannot be rendered: {error}") from error
         if len(ids) <= self.max_prompt_tokens:
             return ids
         if self.policy == "error":

@@ -234,12 +234,15 @@ def test_an_unknown_policy_is_refused():
         prompts.check_policy("cut")
 
 
-def test_a_prompt_without_tokens_is_refused(tokenizer):
+def test_a_prompt_that_cannot_be_rendered_names_its_record(tokenizer):
     without = word_tokenizer(LETTERS)
     without.bos_token = None
     with pytest.raises(ValueError) as error:
         next(stream(without, ("",), batch=1))
-    assert str(error.value) == "prompt 0 (train-0) has no tokens; a model cannot answer an empty prompt."
+    assert str(error.value) == (
+        "prompt 0 (train-0) cannot be rendered: "
+        "the prompt '' has no tokens; a response needs at least one to follow."
+    )
 
 
 def evaluation(tokenizer, texts=SEVEN, batch=4, count=None, limit=64, **fields):
