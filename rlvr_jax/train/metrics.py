@@ -61,7 +61,7 @@ class JsonLines:
         lines = (
             json.dumps(_finite(row), sort_keys=True, ensure_ascii=False, allow_nan=False) for row in rows
         )
-        # A lone surrogate cannot be encoded; as the escape \udXXX it is valid JSON.
+        # A lone surrogate cannot be encoded; as an escape (\ud800) it is valid JSON.
         self._file.write("".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
         self._sync()
 
