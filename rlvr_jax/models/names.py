@@ -1,0 +1,69 @@
+"""What each parameter is called in a safetensors and in a GGUF file. Export and import share the table."""
+
+from rlvr_jax.models.config import ModelConfig
+from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
+
+_OUTER = {
+    "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
+    "final_norm": ("model.norm.weight", "output_norm.weight"),
+    "unembedding": ("lm_head.weight", "output.weight"),
+}
+
+_LAYER = {
+    "attention_norm": ("input_layernorm.weight", "attn_norm.weight"),
+    "q": ("self_attn.q_proj.weight", "attn_q.weight"),
+    "k": ("self_attn.k_proj.weight", "attn_k.weight"),
+    "v": ("self_attn.v_proj.weight", "attn_v.weight"),
+    "o": ("self_attn.o_proj.weight", "attn_output.weight"),
+    "q_bias": ("self_attn.q_proj.bias", "attn_q.bias"),
+    "k_bias": ("self_attn.k_proj.bias", "attn_k.bias"),
+    "v_bias": ("self_attn.v_proj.bias", "attn_v.bias"),
+    "q_norm": ("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "k_norm": ("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "mlp_norm": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "gate": ("mlp.gate_proj.weight", "ffn_gate.weight"),
+    "up": ("mlp.up_proj.weight", "ffn_up.weight"),
+    "down": ("mlp.down_proj.weight", "ffn_down.weight"),
+}
+
+HEAD = _OUTER["unembedding"][0]
+
+
+def outer_name(name: str) -> str:
+    return _OUTER[name][0]
+
+
+def layer_name(name: str, layer: int) -> str:
+    return f"model.layers.{layer}.{_LAYER[name][0]}"
+
+
+def from_gguf_name(name: str) -> str:
+    """The safetensors name of a tensor of a GGUF file; a name without a counterpart comes back as it is."""
+    for theirs, gguf in _OUTER.values():
+        if name == gguf:
+            return theirs
+    if name.startswith("blk."):
+        _, layer, rest = name.split(".", 2)
+        for theirs, gguf in _LAYER.values():
+            if rest == gguf:
+                return f"model.layers.{layer}.{theirs}"
+    return name
+
+
+def stored_shape(leaf: Leaf) -> tuple[int, ...]:
+    """Files hold matrices as [outputs, inputs], with heads flattened."""
+    outputs = 1
+    for size in leaf.shape[leaf.inputs :]:
+        outputs *= size
+    if leaf.inputs:
+        return (outputs, leaf.fan_in)
+    return leaf.shape if "vocab" in leaf.axes else (outputs,)
+
+
+def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a file of this model holds."""
+    shapes = {outer_name(name): stored_shape(leaf) for name, leaf in outer_layout(config).items()}
+    for layer in range(config.num_layers):
+        for name, leaf in layer_layout(config).items():
+            shapes[layer_name(name, layer)] = stored_shape(leaf)
+    return shapes
