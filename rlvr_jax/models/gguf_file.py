@@ -1,5 +1,6 @@
 """A `.gguf` file: metadata by key, and tensors under their own names, dequantised one at a time."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -35,10 +36,28 @@ class GgufFile:
         return default if field is None else field.contents()
 
     def read(self, name: str) -> Float[np.ndarray, "..."]:
-        """One tensor in float32, its axes ordered as in a safetensors file."""
+        """One tensor in float32, its axes ordered as in a safetensors file; a copy, never a view of the file."""
         tensor = self._tensors[name]
         values = self._dequantize(tensor.data, tensor.tensor_type)
-        return np.asarray(values, np.float32).reshape(self.shapes[name])
+        return np.array(values, np.float32).reshape(self.shapes[name])
+
+
+def open_gguf(path: pathlib.Path) -> GgufFile:
+    """The file, parsed once however often it is asked for (tens of thousands of strings take seconds).
+
+    Raises FileNotFoundError where there is none.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no model at {path}; give a Hugging Face directory or a .gguf file."
+        )
+    status = path.stat()
+    return _parse(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(path: pathlib.Path, modified: int, size: int) -> GgufFile:
+    return GgufFile(path)
 
 
 def is_gguf(path: pathlib.Path) -> bool:

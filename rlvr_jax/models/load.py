@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from rlvr_jax.models.config import ModelConfig, from_huggingface
 from rlvr_jax.models.decoder import Decoder
-from rlvr_jax.models.gguf_file import GgufFile, is_gguf
+from rlvr_jax.models.gguf_file import is_gguf, open_gguf
 from rlvr_jax.models.gguf_weights import GgufWeights
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.names import HEAD, layer_name, outer_name, stored_shapes
@@ -60,20 +60,26 @@ def _open(path: pathlib.Path) -> tuple[ModelConfig, Weights]:
             f"there is no model at {path}; give a Hugging Face directory or a .gguf file."
         )
     if is_gguf(path):
-        weights = GgufWeights(GgufFile(path))
+        weights = GgufWeights(open_gguf(path))
         return from_huggingface(weights.mapping()), weights
-    if not (path / "config.json").is_file():
+    file = path / "config.json"
+    if not file.is_file():
         raise FileNotFoundError(f"{path} has no config.json; give a Hugging Face directory or a .gguf file.")
-    return from_huggingface(json.loads((path / "config.json").read_text())), SafetensorsDirectory(path)
+    try:
+        mapping = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON ({error}); is the file complete?") from error
+    return from_huggingface(mapping), SafetensorsDirectory(path)
 
 
 def _check(config: ModelConfig, weights: Weights) -> None:
     """Names and shapes, before anything is read. A tied model may repeat its embedding as a head."""
     want, have = stored_shapes(config), dict(weights.shapes)
-    if config.tied_embeddings and have.pop(HEAD, None) is not None:
-        if not np.array_equal(weights.read(HEAD), weights.read(outer_name("embedding"))):
+    table = outer_name("embedding")
+    if config.tied_embeddings and have.pop(HEAD, None) and table in have:
+        if not np.array_equal(weights.read(HEAD), weights.read(table)):
             raise ValueError(
-                f"{weights.path} ties its embeddings but {HEAD} differs from {outer_name('embedding')}; "
+                f"{weights.path} ties its embeddings but {HEAD} differs from {table}; "
                 "set tie_word_embeddings to false in config.json."
             )
     wrong = [f"missing {name}" for name in want if name not in have]

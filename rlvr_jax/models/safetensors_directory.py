@@ -11,23 +11,36 @@ from jaxtyping import Float
 INDEX = "model.safetensors.index.json"
 
 
+_PRECISIONS = ("F64", "F32", "F16", "BF16")
+
+
 class SafetensorsDirectory:
     """Names and shapes of all tensors; `read` brings one into memory.
 
-    Raises FileNotFoundError where there are no weights, or naming every file of the index that is not there.
+    Raises FileNotFoundError where there are no weights, or naming every file of the index that is not there, and
+    ValueError for a damaged file or listing every tensor that is quantised.
     """
 
     def __init__(self, path: pathlib.Path):
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         self.path = path
         self._files: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
+        coded = []
         for file in _files(path):
-            handle = safe_open(file, framework="np")
+            try:
+                handle = safe_open(file, framework="np")
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{file} cannot be read as safetensors ({error}); is it complete?"
+                ) from error
             for name in handle.keys():
-                self._files[name] = handle
-                self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+                view = handle.get_slice(name)
+                self._files[name], self.shapes[name] = handle, tuple(view.get_shape())
+                coded += [f"{name} ({view.get_dtype()})"] if view.get_dtype() not in _PRECISIONS else []
+        if coded:
+            raise ValueError(f"{path} has quantised tensors, which are not decoded: {', '.join(coded)}.")
 
     def read(self, name: str) -> Float[np.ndarray, "..."]:
         """One tensor in float32."""

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from rlvr_jax.models.gguf_file import GgufFile, is_gguf
+from rlvr_jax.models.gguf_file import is_gguf, open_gguf
 from rlvr_jax.models.gguf_tokenizer import gguf_eos_ids, gguf_tokenizer
 
 Tokenizer: TypeAlias = Any
@@ -24,7 +24,7 @@ def load_tokenizer(path: str | pathlib.Path) -> Tokenizer:
     """
     path = pathlib.Path(path)
     if is_gguf(path):
-        return gguf_tokenizer(GgufFile(path))
+        return gguf_tokenizer(open_gguf(path))
     if not (path / "tokenizer.json").is_file():
         raise FileNotFoundError(
             f"{path} has no tokenizer.json; save one there with `save_pretrained` of the model's tokenizer."
@@ -80,7 +80,7 @@ def eos_ids(path: str | pathlib.Path | None, tokenizer: Tokenizer) -> tuple[int,
     found = {tokenizer.eos_token_id}
     if path is not None:
         path = pathlib.Path(path)
-        found.update(gguf_eos_ids(GgufFile(path)) if is_gguf(path) else _directory_eos_ids(path))
+        found.update(gguf_eos_ids(open_gguf(path)) if is_gguf(path) else _directory_eos_ids(path))
     found.discard(None)
     if not found:
         raise ValueError(

@@ -130,6 +130,24 @@ def test_a_directory_that_is_no_model_is_refused(folder, tmp_path):
     )
 
 
+def test_damaged_and_quantised_files_are_refused(folder):
+    edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": np.ones(24, np.int8)}))
+    with pytest.raises(ValueError) as error:
+        load(folder)
+    assert str(error.value) == (
+        f"{folder} has quantised tensors, which are not decoded: model.norm.weight (I8)."
+    )
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError) as error:
+        load(folder)
+    assert str(error.value).startswith(f"{file} cannot be read as safetensors (")
+    assert str(error.value).endswith("); is it complete?")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is not JSON \(.*\); is the file complete\?$"):
+        load(folder)
+
+
 def test_every_file_that_the_index_misses_is_listed(folder):
     names = {"a": "one.safetensors", "b": "two.safetensors", "c": "model.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
