@@ -18,15 +18,16 @@ def pass_at_k(n: Counts, c: Counts, k: Counts) -> np.ndarray | float:
 
         1 - C(n - c, k) / C(n, k)  =  1 - prod_{i = n-c+1}^{n} (1 - k / i),   and 1 where n - c < k
 
-    The product neither overflows nor cancels, whatever n. Unbiased for the pass rate with k samples. Scalars give
-    a float, arrays (broadcast against each other) an array; its mean over prompts is the figure of a benchmark.
+    The product neither overflows nor cancels, whatever n. Unbiased for the pass rate with k samples.
+    Scalars give a float, arrays (broadcast against each other) an array; its mean over prompts is the
+    figure of a benchmark.
 
     Raises: ValueError where c is not in 0..n or k is not in 1..n.
     Source: Chen et al., arXiv:2107.03374, eq. 1; F-GRPO (arXiv:2602.06717), eq. 27.
     """
     samples, right, draws = np.broadcast_arrays(_whole("n", n), _whole("c", c), _whole("k", k))
     for bad, rule in (
-        ((right < 0) | (right > samples), "0 <= c <= n: there are no more right answers than answers"),
+        ((right < 0) | (right > samples), "0 <= c <= n: not more right answers than answers"),
         ((draws < 1) | (draws > samples), "1 <= k <= n: sample at least k answers for each prompt"),
     ):
         if bad.any():

@@ -26,9 +26,9 @@ class PromptBatch:
     """P prompts, padded on the right to S tokens.
 
     `length` says how much of a row is real; padding is never recognised by its id. `prompt_id` is the index
-    of the record in its split, and `occurrence` counts earlier rows of this batch with the same id: randomness
-    is a function of identity, so a repeated prompt needs it to get samples of its own. Rows where `valid` is
-    false only fill up the last batch of an evaluation.
+    of the record in its split, and `occurrence` counts earlier rows of this batch with the same id:
+    randomness is a function of identity, so a repeated prompt needs it to get samples of its own. Rows
+    where `valid` is false only fill up the last batch of an evaluation.
     """
 
     tokens: Int[np.ndarray, "P S"]
@@ -195,8 +195,9 @@ class PromptStream:
         """
         if state["fingerprint"] != self._fingerprint:
             raise ValueError(
-                f"the data of split {self._split!r} changed: the saved position is for {state['fingerprint']}, this "
-                f"is {self._fingerprint} (size and hash); resume with the data of the run, or start a new run."
+                f"the data of split {self._split!r} changed: the saved position is for "
+                f"{state['fingerprint']}, this is {self._fingerprint} (size and hash); "
+                "resume with the data of the run, or start a new run."
             )
         if state["order"] != self._order:
             raise ValueError(

@@ -6,10 +6,10 @@ import re
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 """1,234.5 or 1234.5 or .5"""
 _SIGN = r"[-+\u2212]"
-_LAST = re.compile(rf"(?<![0-9A-Za-z_])({_SIGN}?)({_DIGITS})")
+_LAST = re.compile(rf"(?<![0-9A-Za-z_])({_SIGN}?)(?:\\?\$)?({_DIGITS})")
 """Not inside a word: "A2" holds no number, and in "5-3" the minus is not a sign."""
 _AMOUNT = re.compile(rf"\s*({_SIGN}?)\s*({_DIGITS})(?:[A-Za-z]{{2,}}|\s[A-Za-z\s./-]*)?[\s.]*")
-"""A number, and perhaps a unit: in words, or of two letters where it touches the number, for 18x is a product."""
+"""A number and perhaps a unit, of two letters at least where it touches the number: 18x is a product."""
 
 _GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\[,!])(?=[0-9]{3})")
 _IN_WORDS = re.compile(r"\\(?:text|textbf|textit|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -21,15 +21,16 @@ LONGEST_NUMBER = 100
 
 
 def last_number(text: str) -> decimal.Decimal | None:
-    """The last number in a text, with its sign and without thousands separators; `None` where there is none."""
+    """The last number in a text, with its sign, thousands separators read; `None` where there is none."""
     found = list(_LAST.finditer(_COMMAND.sub(" ", _GROUPING.sub(",", text))))
     return _number(found[-1][1], found[-1][2]) if found else None
 
 
 def amount(content: str) -> decimal.Decimal | None:
-    r"""The number in a content that is one number and at the most a unit: `18`, `\$18,000.50`, `18 \text{ miles}`.
+    r"""The number in a content that is one number and at the most a unit.
 
-    Percent signs and units are passed over. `None` for any other content: a sum, two numbers, a word.
+    As in 18, \$18,000.50, 18 \text{ miles} or 18\%. Percent signs and units are passed over. `None` for any
+    other content: a sum, two numbers, a word.
     """
     if len(content) > 2 * LONGEST_NUMBER:
         return None

@@ -22,7 +22,7 @@ LARGEST_OPERAND = 2000
 
 
 def is_held_out(a: Int[np.ndarray, " N"], b: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-    """Whether a pair belongs to the test split: a function of the two numbers, not of their order or the operation.
+    """Whether a pair belongs to the test split: a function of the two numbers, not of their order.
 
     Held-out 27 and 45 are so in 27 plus 45, 45 plus 27 and 45 minus 27, whatever the largest operand.
     Source: the mixing steps of SplitMix64 (Steele et al., OOPSLA 2014).
@@ -79,7 +79,8 @@ class Arithmetic(Task):
     def __post_init__(self):
         if not 1 <= self.max_operand <= LARGEST_OPERAND:
             raise ValueError(
-                f"arithmetic max_operand={self.max_operand}: operands go from 0 to a number in 1..{LARGEST_OPERAND}."
+                f"arithmetic max_operand={self.max_operand}: operands go from 0 to a "
+                f"number in 1..{LARGEST_OPERAND}."
             )
         for name in self.operations:
             if name not in OPERATIONS:
@@ -89,7 +90,8 @@ class Arithmetic(Task):
                 )
         if not self.operations or len(set(self.operations)) < len(self.operations):
             raise ValueError(
-                f"arithmetic operations={self.operations}: name at least one of {', '.join(OPERATIONS)}, each once."
+                f"arithmetic operations={self.operations}: name at least one of "
+                f"{', '.join(OPERATIONS)}, each once."
             )
 
     def records(self, split: Split) -> Sequence[dict]:

@@ -24,8 +24,9 @@ DEEPEST_EXPRESSION = 4
 def is_tame(expression: str) -> bool:
     r"""Whether an expression is sure to be evaluated in no time.
 
-    9^{9^{9}}, 99999999!, sums, integrals or thirty nested brackets keep the verifier busy for hours, and no signal or
-    thread can stop it. So: short, shallow, no factorial, powers only of a literal below 100 and not of each other.
+    9^{9^{9}}, 99999999!, sums, integrals or thirty nested brackets keep the verifier busy for hours, and no
+    signal or thread can stop it. So: short, shallow, no factorial, powers only of a literal below 100 and
+    not of each other.
     """
     bare = expression.replace(r"\!", "")
     powers = re.findall(r"\^", bare)
@@ -56,16 +57,16 @@ def _math_verify() -> Any:
 
 
 def _parse(text: str) -> list:
-    # Its time limits are SIGALRM, which Python allows in the main thread only: in a worker thread every answer would
-    # fail. Without them an answer gets the same verdict everywhere.
+    # Its time limits are SIGALRM, which Python allows in the main thread only: in a worker thread every
+    # answer would fail. Without them an answer gets the same verdict everywhere.
     return _math_verify().parse(text, parsing_timeout=None, raise_on_error=True, fallback_mode="no_fallback")
 
 
 def judge(gold: decimal.Decimal, completion: str) -> Reason:
-    r"""Whether the final answer equals a number: the last \boxed{...}, and where there is no box the last number.
+    r"""Whether the final answer equals a number: the last \boxed{...}, or without one the last number.
 
-    Units, currency signs, percent signs and thousands separators do not count. A box without a number in it, or with
-    an expression that is not tame, is unparsable.
+    Units, currency signs, percent signs and thousands separators do not count. A box without a number in
+    it, or with an expression that is not tame, is unparsable.
     """
     content = last_boxed(completion)
     number = last_number(completion) if content is None else amount(content)
@@ -92,8 +93,8 @@ def reference(text: str) -> decimal.Decimal | None:
 def read_gsm8k(folder: str, split: Split) -> list[dict]:
     """Records `id`, `question`, `answer` (digits only), and `solution` where the file has the worked answer.
 
-    Two forms of files are read: the published one, whose `answer` is the worked solution with `#### 18` at its end,
-    and one with the number alone in `answer` and the working, if any, in `solution`.
+    Two forms of files are read: the published one, whose `answer` is the worked solution with `#### 18` at
+    its end, and one with the number alone in `answer` and the working, if any, in `solution`.
 
     Raises: RecordError naming file and line.
     """
@@ -120,10 +121,10 @@ def read_gsm8k(folder: str, split: Split) -> list[dict]:
 @register("task", "gsm8k")
 @dataclasses.dataclass(frozen=True)
 class GSM8K(Task):
-    """GSM8K (Cobbe et al., arXiv:2110.14168) from `path`/train.jsonl and `path`/test.jsonl, each perhaps gzipped.
+    """GSM8K (Cobbe et al., arXiv:2110.14168) from `path`/train.jsonl and `path`/test.jsonl.
 
-    Chat messages: the question and, after an empty line, the instruction. Reading is strict: a broken line is an
-    error. An exception of the verifier is `Reason.ERROR`, never a wrong answer.
+    Either may be gzipped. Chat messages: the question and, after an empty line, the instruction. Reading is
+    strict: a broken line is an error. An exception of the verifier is `Reason.ERROR`, never a wrong answer.
     """
 
     path: str = "data/gsm8k"

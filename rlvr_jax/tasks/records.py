@@ -36,8 +36,8 @@ def read_jsonl(path: str | pathlib.Path, required: Iterable[str] = ()) -> list[t
 
     Empty lines are passed over, and count as lines.
 
-    Raises: RecordError with file name and line number for a line that is not UTF-8, not JSON, not an object, or that
-    lacks a required field; and for a file that cannot be read to its end, or has no records.
+    Raises: RecordError with file name and line number for a line that is not UTF-8, not JSON, not an
+    object, or that lacks a required field; and for a file that cannot be read to its end, or has no records.
     """
     path = pathlib.Path(path)
     required = tuple(required)

@@ -59,13 +59,13 @@ def test_arrays_and_scalars_broadcast():
             4,
             5,
             1,
-            "pass@k with n=4, c=5, k=1; the rule is 0 <= c <= n: there are no more right answers than answers.",
+            "pass@k with n=4, c=5, k=1; the rule is 0 <= c <= n: not more right answers than answers.",
         ),
         (
             4,
             -1,
             1,
-            "pass@k with n=4, c=-1, k=1; the rule is 0 <= c <= n: there are no more right answers than answers.",
+            "pass@k with n=4, c=-1, k=1; the rule is 0 <= c <= n: not more right answers than answers.",
         ),
         (
             [8, 4],

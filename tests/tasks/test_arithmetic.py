@@ -1,4 +1,4 @@
-"""Arithmetic: splits that share no pair of numbers, and a verifier that reads numbers as people write them."""
+"""Arithmetic: splits that share no pair of numbers, and a verifier that reads numbers as people do."""
 
 import decimal
 import pickle

@@ -43,6 +43,8 @@ def verdict(answer, completion):
         ("3", r"\boxed{-3}", Reason.WRONG),
         ("7", "+7", Reason.CORRECT),
         ("-5", r"\boxed{-\$5}", Reason.CORRECT),
+        ("-5", "He is at -$5.", Reason.CORRECT),
+        ("5", "From $10-$5", Reason.CORRECT),
         # thousands separators and decimals
         ("70000", "$70,000", Reason.CORRECT),
         ("70000", r"\boxed{70,000}", Reason.CORRECT),

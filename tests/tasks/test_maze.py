@@ -59,7 +59,7 @@ def test_every_maze_is_a_tree_of_rooms_inside_walls(size):
 
 def test_prim_opens_doors_with_the_right_odds():
     # Four rooms, doors a (right of the start), b (below it), c (below a's room), d (right of b's room).
-    # Drawing by hand from {a, b}, then from {b, c} or {a, d}, ...: abc and abd have 3/8 each, acd and bcd 1/8.
+    # Drawing by hand from {a, b}, then from {b, c} or {a, d}, ...: abc and abd 3/8 each, acd and bcd 1/8.
     rng = np.random.default_rng(0)
     places = {"a": (1, 2), "b": (2, 1), "c": (2, 3), "d": (3, 2)}
     grids = [maze.prim(5, rng) for _ in range(4000)]
