@@ -89,10 +89,17 @@ def make_credit(objective: Objective, spec: BatchSpec) -> Callable:
 
 
 def make_update(
-    objective: Objective, forward: Forward, tx: optax.GradientTransformation, spec: BatchSpec, micro: int
+    objective: Objective,
+    forward: Forward,
+    tx: optax.GradientTransformation,
+    spec: BatchSpec,
+    minibatches: int,
+    micro: int,
 ) -> Callable:
-    """(state, rollout, stats, credit, k) -> state after one optimiser step on pass `k` of these rows, metrics.
+    """(state, rollout, stats, credit, k, j) -> state after one optimiser step, metrics.
 
+    The step is on pass `k` of mini-batch `j`, every `minibatches`-th group of the batch. `spec` holds the sizes of
+    *that*, and its rows are normalised on their own: a step's size does not depend on how many others there are.
     Gradients are summed over `micro` micro-batches; since the weights hold every denominator, the sum is the
     gradient of the whole batch, whatever `micro` and the sharding are. Where `stats` holds no old log-probability
     (one update per batch: old is new) the new one stands in, without gradient, and the ratio is exactly 1.
@@ -110,7 +117,9 @@ def make_update(
         value, metrics = objective.loss(stats, credit, weight)
         return value, metrics | _drift(stats, credit)
 
-    def update(state: TrainState, rollout: Rollout, stats: Stats, credit: Credit, k: jax.Array | int):
+    def update(state: TrainState, rollout: Rollout, stats: Stats, credit: Credit, k, j):
+        parts = microbatches((rollout, stats, credit), minibatches, spec.group_size)
+        rollout, stats, credit = jax.tree.map(lambda x: x[j], parts)
         weight = objective.weights(credit, spec, k)
         rows = microbatches((rollout, stats, credit, weight), micro, share)
 

@@ -1,0 +1,86 @@
+"""Samples and records to a `Rollout`: decode, verify, and lay the rows out for the trainer."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rlvr_jax.rollout.prompts import PromptBatch
+from rlvr_jax.rollout.sampler import Samples
+from rlvr_jax.tasks.base import Reason, Task, Verdict
+from rlvr_jax.types import Mean, Metrics, Rollout
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Collected:
+    """A verified batch: the rollout (NumPy leaves), its log-probabilities, and what a person wants to read."""
+
+    rollout: Rollout
+    logprob: np.ndarray
+    completions: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    metrics: Metrics
+
+
+def verify(task: Task, records: tuple[dict, ...], completions: list[str]) -> tuple[Verdict, ...]:
+    """A verdict for each completion; `len(completions) / len(records)` consecutive ones answer each record."""
+    share = len(completions) // len(records)
+    return tuple(task.verify(records[i // share], text) for i, text in enumerate(completions))
+
+
+def decode(tokenizer: Any, tokens: np.ndarray, length: np.ndarray) -> list[str]:
+    """Text of each response, special tokens left out."""
+    return [
+        tokenizer.decode(row[:n].tolist(), skip_special_tokens=True)
+        for row, n in zip(tokens, length, strict=True)
+    ]
+
+
+def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) -> Collected:
+    """Verify the samples of a prompt batch. Rows whose log-probabilities are not finite are masked and counted."""
+    tokens, length = np.asarray(samples.tokens), np.asarray(samples.length)
+    group_size = len(tokens) // len(batch.length)
+    completions = decode(tokenizer, tokens, length)
+    verdicts = verify(task, batch.records, completions)
+    mask = (np.arange(tokens.shape[1]) < length[:, None]).astype(np.float32)
+    broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
+    mask *= ~broken[:, None]
+    rollout = Rollout(
+        prompt=np.repeat(batch.tokens, group_size, axis=0),
+        prompt_length=np.repeat(batch.length, group_size),
+        tokens=tokens,
+        length=length,
+        mask=mask,
+        reward=np.array([v.reward for v in verdicts], np.float32),
+        correct=np.array([v.correct for v in verdicts], np.float32),
+        prompt_id=np.repeat(batch.prompt_id, group_size),
+        truncated=np.asarray(samples.truncated),
+    )
+    return Collected(
+        rollout=rollout,
+        logprob=np.asarray(samples.logprob),
+        completions=tuple(completions),
+        verdicts=verdicts,
+        metrics=_metrics(rollout, np.asarray(samples.entropy), verdicts, broken, group_size),
+    )
+
+
+def _metrics(
+    rollout: Rollout, entropy: np.ndarray, verdicts: tuple[Verdict, ...], broken: np.ndarray, group_size: int
+) -> dict[str, Mean]:
+    rows = len(verdicts)
+    share = lambda flags: Mean(total=float(np.sum(flags)), count=float(np.size(flags)))  # noqa: E731
+    right = np.asarray(rollout.correct).reshape(-1, group_size).sum(1)
+    return {
+        "reward/mean": share(rollout.reward),
+        "reward/correct": share(rollout.correct),
+        **{f"verdict/{r.value}": share([v.reason is r for v in verdicts]) for r in Reason},
+        "groups/all_right": share(right == group_size),
+        "groups/all_wrong": share(right == 0),
+        "length/mean": Mean(total=float(np.sum(rollout.length)), count=float(rows)),
+        "length/truncated": share(rollout.truncated),
+        "policy/entropy": Mean(
+            total=float(np.sum(entropy * rollout.mask)), count=float(np.sum(rollout.mask))
+        ),
+        "rollout/nonfinite_rows": Mean(total=float(broken.sum()), count=1.0),
+    }

@@ -1,0 +1,95 @@
+"""Checkpoints: the whole state in one atomic Orbax step, written while training goes on."""
+
+import pathlib
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rlvr_jax.config import Config
+from rlvr_jax.train.rundir import require_space
+
+
+class Checkpoints:
+    """Save and restore `(state, data)`: a pytree of arrays, and the JSON-able state of the data stream.
+
+    A step is written to a temporary name and renamed when complete, so a crash or a full disk leaves the last
+    complete one in place; older ones are deleted only after a newer one is whole. Leaves are stored under their
+    paths, and restored with the shardings of the tree that asks for them, whatever mesh they were saved on.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int):
+        self.directory = directory.resolve()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    @classmethod
+    def of(cls, config: Config) -> "Checkpoints":
+        """Those of a run."""
+        return cls(pathlib.Path(config.run_dir) / "checkpoints", config.checkpoint.keep)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._manager.close()
+
+    def latest(self) -> int | None:
+        """The newest complete step, or None."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
+        """Start writing; returns once the arrays are copied. Raises OSError where the disk is too full."""
+        if self.latest() == step:
+            return
+        leaves = _by_path(state)
+        require_space(self.directory, sum(x.size * x.dtype.itemsize for x in leaves.values()))
+        self._manager.wait_until_finished()  # an error of the step before comes up here
+        args = ocp.args.Composite(state=ocp.args.StandardSave(leaves), data=ocp.args.JsonSave(data))
+        self._manager.save(step, args=args)
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """The state of `step` (default: newest) in the structure, dtypes and shardings of `like`."""
+        step = self.latest() if step is None else step
+        if step is None:
+            raise FileNotFoundError(f"no complete checkpoint in {self.directory}.")
+        abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
+        found = self._manager.restore(step, args=args)
+        leaves = [found.state[path] for path in _by_path(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), found.data
+
+    def wait(self) -> None:
+        """Until the last save is whole. Raises what went wrong in it."""
+        self._manager.wait_until_finished()
+
+    def reference(self, like: Any, params: Any) -> Any:
+        """The parameters that the run started from: `params` at the first call of a run, the same ever after.
+
+        A copy, so that donating the policy's buffers leaves it alone.
+        """
+        kept = Checkpoints(self.directory.parent / "reference", keep=1)
+        with kept:
+            if kept.latest() is None:
+                kept.save(0, params, {})
+                kept.wait()
+                return jax.tree.map(jnp.copy, params)
+            return kept.restore(like)[0]
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _abstract(x: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=x.sharding)

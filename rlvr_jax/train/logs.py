@@ -1,0 +1,122 @@
+"""What each step leaves behind: its figures, its rollouts, and a line or a bar for whoever watches."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import jax
+from rich.console import Console
+from rich.progress import Progress
+
+from rlvr_jax.analysis import advantage_collapse_rate
+from rlvr_jax.config import Config
+from rlvr_jax.configfile import to_plain
+from rlvr_jax.rollout.collect import Collected, decode
+from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
+from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter
+from rlvr_jax.train.program import Program
+from rlvr_jax.train.progress import TrainProgress
+from rlvr_jax.types import Metrics
+
+
+def merge(first: Metrics, second: Metrics) -> Metrics:
+    """Metrics of two optimiser steps as one: sums and counts add."""
+    both = {name: first[name].merge(mean) if name in first else mean for name, mean in second.items()}
+    return {**first, **both}
+
+
+class Logs:
+    """metrics.jsonl, rollouts.jsonl, TensorBoard and the progress bar of a run that stands at step `first`."""
+
+    def __init__(self, program: Program, run_dir: pathlib.Path, first: int):
+        config = program.config
+        self._program = program
+        self._stack = contextlib.ExitStack()
+        self._metrics = self._stack.enter_context(
+            MetricsWriter(
+                run_dir,
+                first,
+                tensorboard=config.logging.tensorboard,
+                wandb=config.logging.wandb,
+                config=to_plain(config),
+            )
+        )
+        self._rollouts = self._stack.enter_context(RolloutWriter(run_dir, first))
+        self._progress = self._stack.enter_context(TrainProgress(config.task.name, config.steps, first))
+
+    def __enter__(self) -> "Logs":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def write(
+        self,
+        step: int,
+        batch: PromptBatch,
+        found: Collected,
+        learned: Metrics,
+        stream: PromptStream,
+        times: dict[str, float],
+    ) -> None:
+        """Everything about one finished step."""
+        program = self._program
+        tokens = float(found.rollout.length.sum())
+        times = dict(times)
+        times["time/tokens_per_second"] = tokens / max(times["time/step"], 1e-9)
+        times["time/traces"] = float(sum(program.traces.values()))
+        others = {
+            "acr/all": advantage_collapse_rate(found.rollout.reward, program.spec.group_size),
+            "prompts/dropped": float(stream.dropped),
+            "prompts/cut": float(stream.cut),
+            "optimizer/learning_rate": program.learning_rate_at(step),
+        }
+        figures = self._metrics.write(step, {**found.metrics, **learned, **others, **times})
+        self._rollouts.write(step, _rows(program, batch, found))
+        self._progress.update(figures)
+
+
+def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[RolloutRow]:
+    group = program.spec.group_size
+    prompts = decode(program.tokenizer, batch.tokens, batch.length)
+    return [
+        RolloutRow(
+            prompt_id=int(batch.prompt_id[i // group]),
+            sample=int(batch.occurrence[i // group]) * group + i % group,
+            prompt=prompts[i // group],
+            completion=found.completions[i],
+            reward=verdict.reward,
+            correct=verdict.correct,
+            reason=verdict.reason.value,
+            length=int(found.rollout.length[i]),
+            truncated=bool(found.rollout.truncated[i]),
+        )
+        for i, verdict in enumerate(found.verdicts)
+    ]
+
+
+@contextlib.contextmanager
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work of known size; on anything but a terminal nothing is drawn."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def say(text: str) -> None:
+    """One line to standard error, from the first process of a run."""
+    if jax.process_index() == 0:
+        Console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def warn_about(config: Config) -> None:
+    """Combinations that work but surprise."""
+    if not config.sampling.is_on_policy:
+        say(
+            "note: top_k or top_p draws from a part of the policy whose full log-probabilities are trained, which biases "
+            "the gradient; sampling.top_k=0 and sampling.top_p=1 do not."
+        )

@@ -1,0 +1,196 @@
+"""Training, from top to bottom: sample, verify, score, credit, update; and what goes on around it."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+from rlvr_jax.config import FREE, Config
+from rlvr_jax.configfile import to_yaml
+from rlvr_jax.rollout.collect import Collected, collect
+from rlvr_jax.rollout.prompts import PromptStream
+from rlvr_jax.train.checkpoint import Checkpoints
+from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
+from rlvr_jax.train.logs import Logs, counting, merge, say, warn_about
+from rlvr_jax.train.metrics import Phases
+from rlvr_jax.train.program import Program, assemble
+from rlvr_jax.train.rundir import open_run
+from rlvr_jax.train.step import TrainState
+from rlvr_jax.train.stop import StopRequest
+from rlvr_jax.train.warmup import check_demonstrations, warm_up
+from rlvr_jax.types import Metrics, Pass, Stat, Stats
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+    """How a run ended: whether it is complete, the steps done, and its evaluations (plain data, by step)."""
+
+    complete: bool
+    steps: int
+    evaluations: dict[int, dict[str, Any]]
+
+
+def fit(config: Config) -> Outcome:
+    """Run a config to its end, or go on with it where its run directory exists.
+
+    Raises ValueError, before any weight is read, for what does not fit together: the mesh and the batch, a prompt
+    limit and the model's positions, a config that differs from the run's in what must not change.
+    """
+    check_demonstrations(config)
+    check_held_out(config)
+    warn_about(config)
+    run_dir = pathlib.Path(config.run_dir)
+    program = assemble(config, num_prompts=len(config.task.records("train")))
+    stream = PromptStream(
+        config.task,
+        program.tokenizer,
+        "train",
+        config.batch.prompts,
+        config.prompts.max_tokens,
+        config.prompts.too_long,
+        config.seed,
+    )
+    open_run(run_dir, to_yaml(config), free_keys(config))
+    with jax.set_mesh(program.mesh), StopRequest() as stop, Checkpoints.of(config) as checkpoints:
+        return Run(program, run_dir, stream, checkpoints, stop).train()
+
+
+def free_keys(config: Config) -> frozenset[str]:
+    """Keys that may differ on resume. The number of steps is not one of them where the learning rate depends on it."""
+    return FREE if config.optimizer.schedule == "constant" else FREE - {"steps"}
+
+
+class Run:
+    """A run in progress: the program, its directory, its checkpoints, and where the data stands."""
+
+    def __init__(
+        self,
+        program: Program,
+        run_dir: pathlib.Path,
+        stream: PromptStream,
+        checkpoints: Checkpoints,
+        stop: StopRequest,
+    ):
+        self.program, self.config, self.run_dir = program, program.config, run_dir
+        self.stream, self.checkpoints, self.stop = stream, checkpoints, stop
+        self.phases = Phases()
+        self.reference: Any = None
+
+    def train(self) -> Outcome:
+        """All the steps that are left."""
+        config, program = self.config, self.program
+        state, first = self.start()
+        self.evaluate_if_due(state, first)
+        with Logs(program, self.run_dir, first) as logs:
+            self.phases.collect()
+            for step in range(first, config.steps):
+                before = self.stream.get_state()
+                batch = next(self.stream)
+                # ---- sample: G answers to each prompt -------------------------------------------------------
+                with self.phases("sample"):
+                    samples = program.sample_batch(state.params, batch, step=step, seed=config.seed)
+                # ---- verify: a reward for each answer -------------------------------------------------------
+                with self.phases("verify"):
+                    found = collect(config.task, program.tokenizer, batch, samples)
+                if self.stop.asked:  # this batch is thrown away; on resume the same one is sampled again
+                    return self.stopped(step, state, before)
+                # ---- score, credit, update ------------------------------------------------------------------
+                state, learned = self.learn(state, found)
+                # ---- write down -----------------------------------------------------------------------------
+                logs.write(step, batch, found, learned, self.stream, self.phases.collect())
+                done = step + 1
+                if self.stop.asked:
+                    return self.stopped(done, state, self.stream.get_state())
+                if done % config.checkpoint.every == 0 or done == config.steps:
+                    self.checkpoints.save(done, state, {"stream": self.stream.get_state()})
+                self.evaluate_if_due(state, done)
+        self.checkpoints.wait()
+        return Outcome(complete=True, steps=config.steps, evaluations=load_evaluations(self.run_dir))
+
+    def learn(self, state: TrainState, found: Collected) -> tuple[TrainState, Metrics]:
+        """One batch: statistics of the policies that the objective reads, credit for each token, optimiser steps."""
+        program, batch = self.program, self.config.batch
+        rollout = program.rows(found.rollout)
+        stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(found.logprob)})
+        with self.phases("score"):
+            if program.score is not None:
+                stats = stats.merge(program.score(state.params, rollout))
+            if program.score_ref is not None:
+                stats = stats.merge(program.score_ref(self.reference, rollout))
+            jax.block_until_ready(stats)
+        with self.phases("credit"):
+            credit, objective, metrics = program.credit(rollout, stats, state.objective)
+            metrics = jax.device_get(metrics)
+        state = dataclasses.replace(state, objective=objective, step=state.step + 1)
+        with self.phases("update"):
+            for k in range(self.config.objective.passes.count):
+                for _ in range(batch.epochs):
+                    for j in range(batch.minibatches):
+                        state, seen = program.update(state, rollout, stats, credit, k, j)
+                        metrics = merge(metrics, jax.device_get(seen))
+        return state, metrics
+
+    def start(self) -> tuple[TrainState, int]:
+        """The newest checkpoint; or fresh weights and the warm-up, which become checkpoint 0."""
+        program = self.program
+        latest = self.checkpoints.latest()
+        if latest is not None:
+            state, data = self.checkpoints.restore(program.abstract)
+            self.stream.set_state(data["stream"])
+            say(f"resuming {self.run_dir} after step {latest}")
+        else:
+            state = program.fresh_state()
+            if self.config.warmup.steps:
+                state = self.warm_up(state)
+            if self.stop.asked:  # half a warm-up is no place to go on from
+                raise KeyboardInterrupt
+            self.checkpoints.save(0, state, {"stream": self.stream.get_state()})
+        if program.score_ref is not None:
+            self.reference = self.checkpoints.reference(program.abstract.params, state.params)
+        return state, int(state.step)
+
+    def warm_up(self, state: TrainState) -> TrainState:
+        """Demonstrations before the first rollout."""
+        config, program = self.config, self.program
+        prompts = min(config.batch.prompts, len(config.task.records("test")))
+
+        def pass_rate(params: Any) -> float:
+            found = evaluate(program, params, prompts=prompts, samples=config.batch.group_size, k=(1,))
+            return found.rates[0].value
+
+        with counting("warm-up") as progress:
+
+            def report(step: int, loss: float, rate: float | None) -> bool:
+                progress(step, config.warmup.steps)
+                if rate is not None:
+                    say(f"warm-up {step}/{config.warmup.steps}  loss {loss:.4f}  pass@1 {rate:.3f}")
+                return not self.stop.asked
+
+            return warm_up(program, state, pass_rate, report)
+
+    def evaluate_if_due(self, state: TrainState, step: int) -> None:
+        """Held-out pass@k at the first and last step and at the config's interval; not twice for one step."""
+        wanted = self.config.evaluation
+        due = step in (0, self.config.steps) or (wanted.every and step % wanted.every == 0)
+        if not wanted.prompts or not due or step in load_evaluations(self.run_dir):
+            return
+        with self.phases("evaluation"), counting("evaluation") as progress:
+            found = evaluate(
+                self.program,
+                state.params,
+                prompts=wanted.prompts,
+                samples=wanted.samples,
+                k=wanted.k,
+                progress=progress,
+            )
+        save_evaluation(self.run_dir, step, found)
+        rates = "  ".join(f"pass@{r.k} {r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" for r in found.rates)
+        say(f"step {step}: {rates}")
+
+    def stopped(self, done: int, state: TrainState, position: dict[str, Any]) -> Outcome:
+        """Leave everything so that the next start goes on from here."""
+        self.checkpoints.save(done, state, {"stream": position})
+        self.checkpoints.wait()
+        say(f"stopped after step {done}; the same command goes on from there")
+        return Outcome(complete=False, steps=done, evaluations=load_evaluations(self.run_dir))

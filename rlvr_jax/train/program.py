@@ -1,0 +1,255 @@
+"""What a run computes with: the mesh, the model's structure, and the four jitted functions."""
+
+import dataclasses
+import pathlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from rlvr_jax.config import Config
+from rlvr_jax.models.config import ModelConfig
+from rlvr_jax.models.decoder import Decoder, param_shardings
+from rlvr_jax.models.load import load, read_config
+from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
+from rlvr_jax.rollout.prompts import PromptBatch
+from rlvr_jax.rollout.sampler import Samples, make_sampler
+from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
+from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
+from rlvr_jax.train.step import Forward, TrainState, make_credit, make_score, make_update
+from rlvr_jax.types import BatchSpec, Pass
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Everything static about a run. The jitted functions take and return arrays on `mesh`; enter `jax.set_mesh(mesh)`.
+
+    `sample`, `score` (None where nothing reads old statistics), `score_ref` (None without a reference), `credit`,
+    `update`. `traces` counts how often each was traced, which is once for each bucket of prompt lengths.
+    """
+
+    config: Config
+    mesh: Mesh
+    spec: BatchSpec
+    tokenizer: Any
+    stop: tuple[int, ...]
+    model_config: ModelConfig
+    forward: Forward
+    tx: Any
+    schedule: Any
+    abstract: TrainState
+    sample: Callable
+    score: Callable | None
+    score_ref: Callable | None
+    credit: Callable
+    update: Callable
+    traces: Counter
+
+    def rows(self, tree: Any) -> Any:
+        """Host arrays with rows on axis 0, laid out over the mesh."""
+        return jax.device_put(tree, row_sharding(self.mesh))
+
+    def sample_batch(
+        self, params: Any, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0
+    ) -> Samples:
+        """`group_size` responses to each prompt of a batch, on the host."""
+        first = first_sample + batch.occurrence * self.spec.group_size
+        arrays = self.rows((batch.tokens, batch.length, batch.prompt_id, first.astype(np.int32)))
+        return jax.device_get(self.sample(params, *arrays, jnp.asarray(seed), jnp.asarray(step)))
+
+    def learning_rate_at(self, step: int) -> float:
+        """Of the first optimiser step of a training step."""
+        return float(self.schedule(step * updates_per_step(self.config)))
+
+    def fresh_state(self) -> TrainState:
+        """Parameters from the config's path or at random, a new optimiser and objective state. Step 0."""
+        model = self.config.model
+        if model.path is not None:
+            decoder, _ = load(model.path, jnp.dtype(model.dtype), model.remat, self.mesh)
+            return self.state_of(nnx.state(decoder))
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract.params)
+        return self.state_of(jax.jit(self._random_params, out_shardings=shardings)())
+
+    def _random_params(self) -> Any:
+        return nnx.state(_decoder(self.config, self.model_config, self.config.seed))
+
+    def state_of(self, params: Any) -> TrainState:
+        """A fresh training state around given parameters."""
+        objective = self.config.objective
+
+        def init(params):
+            state = objective.init(self.spec)
+            return self.tx.init(params), jax.tree.map(jnp.asarray, state), jnp.zeros((), jnp.int32)
+
+        shardings = jax.tree.map(
+            lambda x: x.sharding, (self.abstract.opt, self.abstract.objective, self.abstract.step)
+        )
+        opt, state, step = jax.jit(init, out_shardings=shardings)(params)
+        return TrainState(params=params, opt=opt, objective=state, step=step)
+
+
+def check_devices(config: Config, devices: int) -> None:
+    """Raise ValueError where the mesh or the batch does not fit the devices; before anything is loaded."""
+    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    shards = batch_shards(mesh)
+    for name, rows in (("batch.prompts", config.batch.prompts), ("warmup.batch", config.warmup.batch)):
+        if rows % shards and (name == "batch.prompts" or config.warmup.steps):
+            raise ValueError(
+                f"{name}={rows} does not spread over the {shards} data and fsdp shards of {devices} devices: make it a "
+                "multiple, or give more devices to mesh.tensor."
+            )
+
+
+def make_tokenizer(config: Config) -> tuple[Any, tuple[int, ...]]:
+    """The tokenizer of the config's model, and every id that ends a response."""
+    if config.model.path is None:
+        tokenizer = word_tokenizer(config.task.vocabulary() or ())
+        return tokenizer, eos_ids(None, tokenizer)
+    if not pathlib.Path(config.model.path).exists():
+        raise ValueError(
+            f"model.path={config.model.path!r} does not exist: give a Hugging Face directory or a .gguf file."
+        )
+    tokenizer = load_tokenizer(config.model.path)
+    return tokenizer, eos_ids(config.model.path, tokenizer)
+
+
+def assemble(config: Config, num_prompts: int) -> Program:
+    """Check the devices, read the model's description, and build the functions. Loads and compiles nothing yet."""
+    check_devices(config, len(jax.devices()))
+    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    tokenizer, stop = make_tokenizer(config)
+    model_config = _model_config(config, len(tokenizer))
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
+    params = _placed(params, param_shardings(params, mesh))
+    forward = Forward(graphdef, config.sampling.score_temperature, config.model.vocab_chunk)
+    spec = config.spec(num_prompts)
+    schedule = learning_rate(config.optimizer, config.steps, updates_per_step(config))
+    tx = make_optimizer(config.optimizer, schedule)
+    abstract = _abstract_state(config, spec, tx, params, mesh)
+    traces: Counter = Counter()
+    return Program(
+        config=config,
+        mesh=mesh,
+        spec=spec,
+        tokenizer=tokenizer,
+        stop=stop,
+        model_config=model_config,
+        forward=forward,
+        tx=tx,
+        schedule=schedule,
+        abstract=abstract,
+        traces=traces,
+        **_functions(config, spec, forward, tx, stop, abstract, mesh, traces),
+    )
+
+
+def _functions(config, spec, forward, tx, stop, abstract, mesh, traces) -> dict[str, Any]:
+    """The jitted functions. Each counts its traces in `traces`."""
+    objective, batch = config.objective, config.batch
+    rows = row_sharding(mesh)
+    state_sharding = jax.tree.map(lambda x: x.sharding, abstract)
+
+    def counted(name: str, f: Callable) -> Callable:
+        def traced(*args):
+            traces[name] += 1
+            return f(*args)
+
+        return traced
+
+    def score_of(which: Pass, want) -> Callable | None:
+        micro = batch.minibatches * batch.micro_batches
+        score = make_score(forward, which, want, batch.group_size, micro)
+        return jax.jit(counted(f"score_{which}", score), out_shardings=rows) if want else None
+
+    sample = make_sampler(forward.graphdef, config.sampling, stop, batch.group_size)
+    part = dataclasses.replace(spec, groups=batch.prompts // batch.minibatches)
+    update = make_update(objective, forward, tx, part, batch.minibatches, batch.micro_batches)
+    return {
+        "sample": jax.jit(counted("sample", sample), out_shardings=rows),
+        "score": score_of(Pass.OLD, old_stats(config)),
+        "score_ref": score_of(Pass.REF, objective.wants(Pass.REF)),
+        "credit": jax.jit(
+            counted("credit", make_credit(objective, spec)),
+            out_shardings=(rows, state_sharding.objective, replicated(mesh)),
+        ),
+        "update": jax.jit(
+            counted("update", update),
+            donate_argnums=0,
+            out_shardings=(state_sharding, replicated(mesh)),
+        ),
+    }
+
+
+def updates_per_step(config: Config) -> int:
+    """Optimiser steps in one training step."""
+    return config.batch.updates * config.objective.passes.count
+
+
+def old_stats(config: Config) -> frozenset:
+    """What must be computed under the old policy: all that is read, but for a first and only update, whose old policy
+    is the new one."""
+    objective = config.objective
+    if updates_per_step(config) == 1:
+        return frozenset(stat for which, stat in objective.credit_needs if which is Pass.OLD)
+    return objective.wants(Pass.OLD)
+
+
+def _decoder(config: Config, model_config: ModelConfig, seed: int) -> Decoder:
+    return Decoder(
+        model_config, rngs=nnx.Rngs(seed), dtype=jnp.dtype(config.model.dtype), remat=config.model.remat
+    )
+
+
+def _model_config(config: Config, vocab_size: int) -> ModelConfig:
+    scratch = config.model.scratch
+    if scratch is None:
+        found = read_config(config.model.path)
+    else:
+        found = ModelConfig(
+            vocab_size=vocab_size,
+            num_layers=scratch.num_layers,
+            dim=scratch.dim,
+            num_heads=scratch.num_heads,
+            num_kv_heads=scratch.num_kv_heads,
+            head_dim=scratch.dim // scratch.num_heads,
+            mlp_dim=scratch.mlp_dim,
+            rope_theta=scratch.rope_theta,
+            max_positions=config.prompts.max_tokens + config.sampling.max_new_tokens,
+        )
+    need = config.prompts.max_tokens + config.sampling.max_new_tokens
+    if need > found.max_positions:
+        raise ValueError(
+            f"prompts.max_tokens + sampling.max_new_tokens = {need} is more than the {found.max_positions} positions of "
+            "the model: lower one of them."
+        )
+    return found
+
+
+def _placed(tree: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        tree,
+        shardings,
+        is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct),
+    )
+
+
+def _abstract_state(config, spec, tx, params, mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the training state."""
+    shardings = jax.tree.map(lambda x: x.sharding, params)
+    opt = jax.eval_shape(tx.init, params)
+    objective = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, config.objective.init(spec)))
+    everywhere = replicated(mesh)
+    return TrainState(
+        params=params,
+        opt=_placed(opt, like_params(opt, params, shardings, mesh)),
+        objective=jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), objective
+        ),
+        step=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+    )
