@@ -69,11 +69,6 @@ class Objective:
     regularisers: tuple[Regulariser, ...] = ()
 
     def __post_init__(self):
-        for slot in CREDIT_SLOTS:
-            if not isinstance(getattr(self, slot), Chain):
-                raise ValueError(
-                    f"the objective's {slot} is a chain of stages, chain(...), got {getattr(self, slot)!r}."
-                )
         if self.clip.needs_ratio and not self.ratio.is_ratio:
             raise ValueError(
                 f"clip {self.clip.name!r} bounds the ratio of two policies, and ratio {self.ratio.name!r} is the "

@@ -77,10 +77,6 @@ _PLURAL = {"gates": "gate", "regularisers": "regulariser"}
 
 def preset(name: str) -> Objective:
     """An objective by name; the error offers the nearest."""
-    if not isinstance(name, str):
-        raise ValueError(
-            f"an objective's preset is a name, one of {', '.join(sorted(PRESETS))}; got {name!r}."
-        )
     if name not in PRESETS:
         raise ValueError(
             f"no objective called {name!r}.{registry.nearest(name, PRESETS)} Known: {', '.join(sorted(PRESETS))}."
@@ -99,7 +95,7 @@ def to_config(objective: Objective) -> dict[str, Any]:
     return out
 
 
-def from_config(value: str | Mapping[str, Any]) -> Objective:
+def from_config(value: Any) -> Objective:
     """The objective that a config means: a preset's name, or a mapping of slots over one (`grpo` unless `preset` says).
 
     Raises ValueError for an unknown preset, slot, stage or field, with the nearest known name.
@@ -109,7 +105,10 @@ def from_config(value: str | Mapping[str, Any]) -> Objective:
     if not isinstance(value, Mapping):
         raise ValueError(f"objective is a preset's name or a mapping of slots, got {value!r}.")
     slots = dict(value)
-    start = preset(slots.pop("preset", "grpo"))
+    name = slots.pop("preset", "grpo")
+    if not isinstance(name, str):
+        raise ValueError(f"objective.preset is a name, one of {', '.join(sorted(PRESETS))}; got {name!r}.")
+    start = preset(name)
     fields = {f.name for f in dataclasses.fields(Objective)}
     for slot in slots:
         if slot not in fields:

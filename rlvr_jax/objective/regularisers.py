@@ -57,7 +57,7 @@ class KL(Regulariser):
     def __post_init__(self):
         if self.kind not in KL_KINDS:
             raise ValueError(f"no KL estimator called {self.kind!r}: there are {', '.join(KL_KINDS)}.")
-        if self.coef <= 0:
+        if not self.coef > 0:
             raise ValueError(f"a KL penalty has a coefficient > 0 (leave it out for none), got {self.coef}.")
 
     def penalty(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -86,7 +86,7 @@ class Entropy(Regulariser):
     needs: ClassVar[Needs] = needs(new=Stat.ENTROPY)
 
     def __post_init__(self):
-        if self.coef <= 0:
+        if not self.coef > 0:
             raise ValueError(
                 f"an entropy bonus has a coefficient > 0 (leave it out for none), got {self.coef}."
             )
