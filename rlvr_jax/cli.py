@@ -1,0 +1,150 @@
+"""`rlvr-jax`: the command line. Reads arguments, calls, prints; it decides nothing."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional, arg, subcommand
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train a config, or go on with it where its run directory exists. `--field value` overrides, e.g.
+    --batch.group-size 16 --objective f_dapo --objective.advantage.focal.gamma 1."""
+
+    config: Positional[pathlib.Path]
+    """YAML file."""
+    json: bool = False
+    """End with one line of JSON on standard output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Unbiased held-out pass@k, with 95 % bootstrap intervals, of a run directory or a model. Config fields
+    (`--sampling.temperature 0.6`) may follow."""
+
+    policy: Positional[pathlib.Path]
+    """Run directory, Hugging Face directory or .gguf file."""
+    task: str | None = None
+    """Name of a task; a run has its own."""
+    samples: int = 64
+    """Answers to each prompt."""
+    prompts: int = 0
+    """How many held-out prompts; 0: all."""
+    k: tuple[int, ...] = (1,)
+    json: bool = False
+    """Print one line of JSON instead of a table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Sample answers to prompts of your own. Config fields (`--sampling.max-new-tokens 64`) may follow."""
+
+    policy: Positional[pathlib.Path]
+    """Run directory, Hugging Face directory or .gguf file."""
+    prompt: Annotated[tuple[str, ...], arg(metavar="TEXT [TEXT ...]")]
+    """Chat messages where the model has a chat template, else raw text."""
+    samples: int = 1
+    """Answers to each prompt."""
+    json: bool = False
+    """Print one JSON object a line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variants:
+    """List the objectives by name, or show one: its stages with their formulas and sources."""
+
+    preset: Positional[str | None] = None
+    json: bool = False
+
+
+Command = (
+    Annotated[Train, subcommand("train")]
+    | Annotated[Eval, subcommand("eval")]
+    | Annotated[Sample, subcommand("sample")]
+    | Annotated[Variants, subcommand("variants")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. What a user got wrong is one line on standard error, and status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command, rest = tyro.cli(
+        Command,  # type: ignore[arg-type]
+        prog="rlvr-jax",
+        description="Reinforcement learning with verifiable rewards, in JAX.",
+        args=words,
+        return_unknown_args=True,
+        use_underscores=False,
+    )
+    run = {Train: _train, Eval: _eval, Sample: _sample, Variants: _variants}[type(command)]
+    try:
+        return run(command, rest)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        return 141
+    except (ValueError, OSError) as error:
+        print(f"rlvr-jax: {error}", file=sys.stderr)
+        return 2
+
+
+def _train(command: Train, rest: Sequence[str]) -> int:
+    from rlvr_jax.configfile import load
+    from rlvr_jax.train.loop import fit
+    from rlvr_jax.train.stop import STOPPED
+    from rlvr_jax.train.summary import print_summary, summarize
+
+    config = load(command.config, rest)
+    outcome = fit(config)
+    if not outcome.complete:
+        return STOPPED
+    summary = summarize(pathlib.Path(config.run_dir), f"{config.task.name}: {command.config.stem}")
+    print_summary(summary, Console())
+    if command.json:
+        print(json.dumps(summary))
+    return 0
+
+
+def _eval(command: Eval, rest: Sequence[str]) -> int:
+    from rlvr_jax.train.logs import counting
+    from rlvr_jax.train.policy import evaluate_policy, policy_config
+    from rlvr_jax.train.summary import rate_table
+
+    config = policy_config(command.policy, {"task": command.task} if command.task else {}, rest)
+    with counting("evaluation") as progress:
+        found = evaluate_policy(
+            command.policy, config, command.prompts, command.samples, command.k, progress
+        ).as_json()
+    if command.json:
+        print(json.dumps(found))
+    else:
+        Console().print(rate_table(found))
+    return 0
+
+
+def _sample(command: Sample, rest: Sequence[str]) -> int:
+    from rlvr_jax.train.policy import policy_config, sample_policy
+
+    config = policy_config(command.policy, {}, rest)
+    for found in sample_policy(command.policy, config, command.prompt, command.samples):
+        print(json.dumps(dataclasses.asdict(found)) if command.json else found.text)
+    return 0
+
+
+def _variants(command: Variants, rest: Sequence[str]) -> int:
+    from rlvr_jax.objective.describe import describe, listing
+
+    if rest:
+        raise ValueError(f"variants takes the name of one objective, got {' '.join(rest)!r} beside it.")
+    found = describe(command.preset) if command.preset else listing()
+    print(json.dumps(found.data) if command.json else found.text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

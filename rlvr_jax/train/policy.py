@@ -1,0 +1,122 @@
+"""A trained or a given policy, opened to be evaluated or sampled from."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from rlvr_jax.config import Batch, Config
+from rlvr_jax.configfile import override, parse
+from rlvr_jax.rollout.collect import decode
+from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
+from rlvr_jax.sharding import batch_shards, make_mesh
+from rlvr_jax.train.checkpoint import Checkpoints
+from rlvr_jax.train.evaluate import Evaluation, check_held_out, evaluate
+from rlvr_jax.train.program import Program, assemble
+from rlvr_jax.train.rundir import saved_config
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Completion:
+    """One sampled answer; `logprob` is the sum over its tokens, in nats."""
+
+    prompt: str
+    text: str
+    tokens: int
+    truncated: bool
+    logprob: float
+
+
+def policy_config(path: pathlib.Path, tree: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The config to open `path` with: a run directory's own, or defaults around a model's path.
+
+    `tree` and then `overrides` (`--field value` words) are laid over it.
+    """
+    base = saved_config(path)
+    if base is None:
+        base = {"model": {"path": str(path)}}
+    merged = {**base}
+    for name, value in tree.items():
+        merged[name] = (
+            {**merged.get(name, {}), **value} if isinstance(value, dict) and name != "task" else value
+        )
+    return parse(override(merged, overrides))
+
+
+def open_policy(path: pathlib.Path, config: Config) -> tuple[Program, Any]:
+    """The program of a config and the parameters: the newest checkpoint of a run, or the model's weights."""
+    program = assemble(config, num_prompts=len(config.task.records("train")))
+    if saved_config(path) is None:
+        return program, program.fresh_state().params
+    with Checkpoints(path / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+        return program, checkpoints.restore(program.abstract)[0].params
+
+
+def evaluate_policy(
+    path: pathlib.Path, config: Config, prompts: int, samples: int, k: Sequence[int], progress: Any
+) -> Evaluation:
+    """Held-out pass@k of a run or a model on the config's task; `prompts` 0: all that the task holds out."""
+    there = len(config.task.records("test"))
+    wanted = dataclasses.replace(
+        config.evaluation, prompts=prompts or there, samples=samples, k=tuple(sorted(k))
+    )
+    config = dataclasses.replace(config, evaluation=wanted)
+    check_held_out(config)
+    program, params = open_policy(path, config)
+    with jax.set_mesh(program.mesh):
+        return evaluate(
+            program, params, prompts=wanted.prompts, samples=samples, k=wanted.k, progress=progress
+        )
+
+
+def sample_policy(
+    path: pathlib.Path, config: Config, prompts: Sequence[str], samples: int
+) -> list[Completion]:
+    """`samples` answers to each prompt, which is a chat message where the tokenizer has a chat template, else raw text.
+
+    The randomness is that of `config.seed`: the same call gives the same answers.
+    """
+    group = max(2, samples)
+    shards = batch_shards(make_mesh(**dataclasses.asdict(config.mesh)))
+    rows = -(-len(prompts) // shards) * shards
+    sizes = Batch(prompts=rows, group_size=group)
+    program, params = open_policy(path, dataclasses.replace(config, batch=sizes))
+    batch = _prompt_batch(program, list(prompts) + [prompts[-1]] * (rows - len(prompts)))
+    with jax.set_mesh(program.mesh):
+        found = program.sample_batch(params, batch, step=0, seed=config.seed)
+    texts = decode(program.tokenizer, found.tokens, found.length)
+    return [
+        Completion(
+            prompt=prompts[i // group],
+            text=texts[i],
+            tokens=int(found.length[i]),
+            truncated=bool(found.truncated[i]),
+            logprob=float(found.logprob[i].sum()),
+        )
+        for i in range(len(prompts) * group)
+        if i % group < samples
+    ]
+
+
+def _prompt_batch(program: Program, prompts: Sequence[str]) -> PromptBatch:
+    encoder = PromptEncoder(
+        _Verbatim(bool(program.tokenizer.chat_template)),
+        program.tokenizer,
+        program.config.prompts.max_tokens,
+        "error",
+    )
+    rows = [(i, encoder.encode(i, {"text": text}), {"text": text}) for i, text in enumerate(prompts)]
+    return encoder.batch(rows, valid=len(rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verbatim:
+    """Prompts as they were typed."""
+
+    chat: bool
+
+    def prompt(self, record: dict) -> str | list[dict[str, str]]:
+        text = record["text"]
+        return [{"role": "user", "content": text}] if self.chat else text
