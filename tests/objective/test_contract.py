@@ -256,7 +256,7 @@ def test_what_is_declared_is_read_and_what_is_read_is_declared(slot, name):
 def test_a_part_of_the_loss_looks_at_one_row_at_a_time(slot, name):
     part = registry.build(slot, name)
     whole = outputs(part, *batch())["found"]
-    for row in range(B):
+    for row in (0, 5, B - 1):
         same(outputs(part, *take(batch(), [row]))["found"], whole[row : row + 1])
 
 
@@ -275,9 +275,9 @@ def test_a_mask_only_removes_tokens(name):
     assert (outputs(registry.build("mask", name), rollout, stats)["found"] <= rollout.mask).all()
 
 
-@pytest.mark.parametrize("name", registry.names("gate"))
-def test_a_gate_weighs_and_never_turns_a_sign(name):
-    assert (outputs(registry.build("gate", name), *batch())["found"] >= 0).all()
+def test_a_gate_weighs_and_never_turns_a_sign():
+    for name in registry.names("gate"):
+        assert (outputs(registry.build("gate", name), *batch())["found"] >= 0).all()
 
 
 class Leaky(Stateless):

@@ -56,16 +56,17 @@ def batch(seed: int = 0, *, spec: BatchSpec = SPEC, reward=None, mask=None, nois
 
 def soil(rollout: Rollout, stats: Stats, fill: float) -> Batch:
     """The same batch with `fill` in every statistic under the padding, and other tokens there."""
-    real = rollout.mask > 0
-    values = {k: jnp.where(real, v, fill) for k, v in stats.values.items()}
-    return dataclasses.replace(rollout, tokens=jnp.where(real, rollout.tokens, 8)), Stats(values=values)
+    real = np.asarray(rollout.mask) > 0
+    values = {k: jnp.asarray(np.where(real, v, np.float32(fill))) for k, v in stats.values.items()}
+    tokens = jnp.asarray(np.where(real, rollout.tokens, np.int32(8)))
+    return dataclasses.replace(rollout, tokens=tokens), Stats(values=values)
 
 
 def pad(rollout: Rollout, stats: Stats, extra: int, fill: float) -> Batch:
     """The same batch with `extra` more positions of padding, `fill` in their statistics."""
 
     def grow(x: jax.Array, value: float) -> jax.Array:
-        return jnp.pad(x, ((0, 0), (0, extra)), constant_values=value)
+        return jnp.asarray(np.pad(np.asarray(x), ((0, 0), (0, extra)), constant_values=value))
 
     longer = dataclasses.replace(rollout, tokens=grow(rollout.tokens, 0), mask=grow(rollout.mask, 0))
     return longer, Stats(values={k: grow(v, fill) for k, v in stats.values.items()})
@@ -77,4 +78,4 @@ def context(rollout: Rollout, stats: Stats, spec: BatchSpec = SPEC) -> Context:
 
 def take(tree, rows):
     """Some rows of everything."""
-    return jax.tree.map(lambda x: x[np.asarray(rows)], tree)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.asarray(rows)]), tree)
