@@ -61,4 +61,5 @@ def _parse(path: pathlib.Path, modified: int, size: int) -> GgufFile:
 
 
 def is_gguf(path: pathlib.Path) -> bool:
+    """By its name; what it holds is checked when it is opened."""
     return path.suffix == ".gguf"

@@ -83,7 +83,7 @@ def _backend(file: GgufFile, tokens: list[str], splitting: Splitting, bos: str |
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=splitting.ignore_merges))
     if splitting.nfc:
         backend.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits_apart else []
+    cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits_apart else []
     if splitting.pattern:
         cuts.append(pre_tokenizers.Split(Regex(splitting.pattern), "isolated"))
     cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splitting.pattern))

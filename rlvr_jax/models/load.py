@@ -50,8 +50,10 @@ def load(
 
 
 def read_config(path: str | pathlib.Path) -> ModelConfig:
-    """The configuration alone, so that it can be checked before any weight is read."""
-    return _open(pathlib.Path(path))[0]
+    """The configuration alone. Raises what `load` would, names and shapes of the weights included."""
+    config, weights = _open(pathlib.Path(path))
+    _check(config, weights)
+    return config
 
 
 def _open(path: pathlib.Path) -> tuple[ModelConfig, Weights]:

@@ -1,5 +1,7 @@
 """What each parameter is called in a safetensors and in a GGUF file. Export and import share the table."""
 
+import math
+
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 
@@ -27,13 +29,16 @@ _LAYER = {
 }
 
 HEAD = _OUTER["unembedding"][0]
+"""The output matrix, which a tied model leaves out or repeats."""
 
 
 def outer_name(name: str) -> str:
+    """The safetensors name of a parameter outside the layers."""
     return _OUTER[name][0]
 
 
 def layer_name(name: str, layer: int) -> str:
+    """The safetensors name of one layer's parameter."""
     return f"model.layers.{layer}.{_LAYER[name][0]}"
 
 
@@ -52,9 +57,7 @@ def from_gguf_name(name: str) -> str:
 
 def stored_shape(leaf: Leaf) -> tuple[int, ...]:
     """Files hold matrices as [outputs, inputs], with heads flattened."""
-    outputs = 1
-    for size in leaf.shape[leaf.inputs :]:
-        outputs *= size
+    outputs = math.prod(leaf.shape[leaf.inputs :])
     if leaf.inputs:
         return (outputs, leaf.fan_in)
     return leaf.shape if "vocab" in leaf.axes else (outputs,)
