@@ -13,6 +13,16 @@ from rlvr_jax.config import Config
 from rlvr_jax.train.rundir import require_space
 
 
+FOLDER = "checkpoints"
+"""Of a run directory."""
+
+
+def was_started(run_dir: pathlib.Path) -> bool:
+    """Whether a run directory holds a complete checkpoint: work that another config would spoil."""
+    folder = run_dir / FOLDER
+    return folder.is_dir() and any(p.name.isdigit() for p in folder.iterdir())
+
+
 class Checkpoints:
     """Save and restore `(state, data)`: a pytree of arrays, and the JSON-able state of the data stream.
 
@@ -29,7 +39,7 @@ class Checkpoints:
     @classmethod
     def of(cls, config: Config) -> "Checkpoints":
         """Those of a run."""
-        return cls(pathlib.Path(config.run_dir) / "checkpoints", config.checkpoint.keep)
+        return cls(pathlib.Path(config.run_dir) / FOLDER, config.checkpoint.keep)
 
     def __enter__(self) -> "Checkpoints":
         return self

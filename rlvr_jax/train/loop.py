@@ -10,9 +10,9 @@ from rlvr_jax.config import FREE, Config
 from rlvr_jax.configfile import to_yaml
 from rlvr_jax.rollout.collect import Collected, collect
 from rlvr_jax.rollout.prompts import PromptStream
-from rlvr_jax.train.checkpoint import Checkpoints
+from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
-from rlvr_jax.train.logs import Logs, counting, merge, say, warn_about
+from rlvr_jax.train.logs import Logs, check_logging, counting, merge, say, warn_about
 from rlvr_jax.train.metrics import Phases
 from rlvr_jax.train.program import Program, assemble
 from rlvr_jax.train.rundir import open_run
@@ -37,8 +37,10 @@ def fit(config: Config) -> Outcome:
     Raises ValueError, before any weight is read, for what does not fit together: the mesh and the batch, a prompt
     limit and the model's positions, a config that differs from the run's in what must not change.
     """
+    config.check_training()
     check_demonstrations(config)
     check_held_out(config)
+    check_logging(config)
     warn_about(config)
     run_dir = pathlib.Path(config.run_dir)
     program = assemble(config, num_prompts=len(config.task.records("train")))
@@ -51,7 +53,7 @@ def fit(config: Config) -> Outcome:
         config.prompts.too_long,
         config.seed,
     )
-    open_run(run_dir, to_yaml(config), free_keys(config))
+    open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else {"*"})
     with jax.set_mesh(program.mesh), StopRequest() as stop, Checkpoints.of(config) as checkpoints:
         return Run(program, run_dir, stream, checkpoints, stop).train()
 

@@ -12,7 +12,7 @@ from rlvr_jax.configfile import override, parse
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
 from rlvr_jax.sharding import batch_shards, make_mesh
-from rlvr_jax.train.checkpoint import Checkpoints
+from rlvr_jax.train.checkpoint import FOLDER, Checkpoints
 from rlvr_jax.train.evaluate import Evaluation, check_held_out, evaluate
 from rlvr_jax.train.program import Program, assemble
 from rlvr_jax.train.rundir import saved_config
@@ -50,7 +50,7 @@ def open_policy(path: pathlib.Path, config: Config) -> tuple[Program, Any]:
     program = assemble(config, num_prompts=len(config.task.records("train")))
     if saved_config(path) is None:
         return program, program.fresh_state().params
-    with Checkpoints(path / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+    with Checkpoints(path / FOLDER, keep=config.checkpoint.keep) as checkpoints:
         return program, checkpoints.restore(program.abstract)[0].params
 
 
