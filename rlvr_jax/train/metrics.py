@@ -14,9 +14,11 @@ import json
 import math
 import os
 import pathlib
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, SupportsFloat, TypeAlias
 
 import jax
@@ -181,22 +183,27 @@ class TensorBoard:
         self._writer.close()
 
 
+def import_wandb(project: str) -> ModuleType:
+    """The package that a project is logged with. Raises ModuleNotFoundError, with what to install, without it."""
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"logging to the wandb project {project!r} needs the package wandb, which is not installed: "
+            "pip install 'rlvr_jax[logging]', or leave the project empty."
+        ) from error
+
+
 class Wandb:
     """A Weights & Biases run that goes on when the run directory's run does. Its service ignores repeated steps.
 
-    Raises ModuleNotFoundError, with what to install, where the package is missing.
+    Raises as `import_wandb`.
     """
 
     def __init__(self, run_dir: pathlib.Path, project: str, config: Mapping[str, Any]) -> None:
-        try:
-            wandb = importlib.import_module("wandb")
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"logging to the wandb project {project!r} needs the package wandb, which is not installed: "
-                "pip install 'rlvr_jax[logging]', or leave the project empty."
-            ) from error
+        wandb = import_wandb(project)
         remembered = run_dir / "wandb_run"
-        name = remembered.read_text().strip() if remembered.exists() else wandb.util.generate_id()
+        name = remembered.read_text().strip() if remembered.exists() else secrets.token_hex(8)
         remembered.write_text(name + "\n")
         self._run = wandb.init(
             project=project, id=name, name=run_dir.name, dir=str(run_dir), config=dict(config), resume="allow"

@@ -216,15 +216,15 @@ def test_wandb_goes_on_under_the_same_id(tmp_path, monkeypatch):
     started, logged = [], []
     run = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: None)
     fake = types.ModuleType("wandb")
-    fake.util = types.SimpleNamespace(generate_id=lambda: f"id{len(started)}")
     fake.init = lambda **settings: started.append(settings) or run
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for start in (0, 1):
         with MetricsWriter(tmp_path, start, tensorboard=False, wandb="mazes", config={"seed": 3}) as writer:
             writer.write(start, {"a": 1.0, "b": math.nan})
-    assert [(s["project"], s["id"], s["resume"], s["config"]) for s in started] == [
-        ("mazes", "id0", "allow", {"seed": 3})
+    assert [(s["project"], s["resume"], s["config"]) for s in started] == [
+        ("mazes", "allow", {"seed": 3})
     ] * 2
+    assert started[0]["id"] == started[1]["id"]
     assert logged == [(0, {"a": 1.0}), (1, {"a": 1.0})]
 
 
