@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stderr.close()
         return 141
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"rlvr-jax: {error}", file=sys.stderr)
         return 2
 

@@ -14,6 +14,9 @@ from rlvr_jax.tasks.base import Task
 from rlvr_jax.tasks.maze import Maze
 from rlvr_jax.types import BatchSpec
 
+LARGEST_SEED = 2_000_000_000
+"""Seeds are 32-bit integers on a device, and an evaluation adds an offset to the run's."""
+
 
 def _positive(owner: Any, where: str, *fields: str, least: int = 1) -> None:
     for field in fields:
@@ -34,9 +37,15 @@ class Scratch:
 
     def __post_init__(self):
         _positive(self, "model.scratch", "num_layers", "dim", "num_heads", "num_kv_heads", "mlp_dim")
-        if self.dim % self.num_heads:
+        if self.dim % (2 * self.num_heads):
             raise ValueError(
-                f"model.scratch.dim={self.dim} is no multiple of num_heads={self.num_heads}: heads have dim / num_heads."
+                f"model.scratch.dim={self.dim} is no multiple of 2 * num_heads={2 * self.num_heads}: heads have "
+                "dim / num_heads, and rotary embeddings turn pairs of it."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.scratch.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: key heads "
+                "are shared evenly."
             )
 
 
@@ -134,7 +143,7 @@ class Optimizer:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name} is in [0, 1), got {getattr(self, name)}.")
-        if self.weight_decay < 0:
+        if not self.weight_decay >= 0:
             raise ValueError(f"optimizer.weight_decay is >= 0, got {self.weight_decay}.")
         _positive(self, "optimizer", "warmup_steps", least=0)
 
@@ -236,15 +245,20 @@ class Config:
 
     def __post_init__(self):
         _positive(self, "config", "steps", "seed", least=0)
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"config.seed is {LARGEST_SEED} at the most, got {self.seed}.")
         self.objective.check(self.spec(num_prompts=1))
+        if self.model.scratch is not None and self.task.vocabulary() is None:
+            raise ValueError(
+                f"task {self.task.name!r} needs a pretrained tokenizer: set model.path instead of model.scratch."
+            )
+
+    def check_training(self) -> None:
+        """Raise ValueError where a policy can be sampled from as described, but not trained."""
         if self.sampling.temperature == 0 and self.batch.group_size > 1:
             raise ValueError(
                 f"sampling.temperature=0 gives the {self.batch.group_size} responses of a group the same tokens, so there "
                 "is nothing to learn from: train with a positive temperature."
-            )
-        if self.model.scratch is not None and self.task.vocabulary() is None:
-            raise ValueError(
-                f"task {self.task.name!r} needs a pretrained tokenizer: set model.path instead of model.scratch."
             )
 
     def spec(self, num_prompts: int) -> BatchSpec:

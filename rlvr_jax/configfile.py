@@ -1,5 +1,6 @@
 """Configs as files: YAML to `Config` and back, with `--field value` laid over it."""
 
+import copy
 import dataclasses
 import json
 import pathlib
@@ -25,7 +26,7 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"no config file {str(path)!r}.{near}")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds {type(tree).__name__}, a config is a mapping of keys.")
@@ -59,7 +60,8 @@ def _section(cls: type, where: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is a mapping of keys, got {value!r}.")
     hints = typing.get_type_hints(cls)
-    values = {k: _field(hints.get(k), k if cls is Config else f"{where}.{k}", v) for k, v in value.items()}
+    named = {str(k): v for k, v in value.items()}  # YAML has keys that are no text: 8, on, 2024-01-01
+    values = {k: _field(hints.get(k), k if cls is Config else f"{where}.{k}", v) for k, v in named.items()}
     return registry.construct(cls, where, values)
 
 
@@ -73,11 +75,12 @@ def _field(hint: Any, where: str, value: Any) -> Any:
 
 
 def _task(value: Any) -> Task:
-    if isinstance(value, str):
-        return registry.build("task", value)
-    if not isinstance(value, Mapping) or "name" not in value:
+    fields = {"name": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
         raise ValueError(f"task is a name, or a mapping with `name` and its fields; got {value!r}.")
-    return registry.build("task", **value)
+    fields = {str(k): v for k, v in fields.items()}
+    name = fields.pop("name")
+    return registry.construct(registry.lookup("task", name), f"task {name!r}", fields)
 
 
 def override(tree: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def override(tree: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
 
     A stage in a list of the objective is addressed by its name: `--objective.advantage.focal.gamma 1`.
     """
-    out = json.loads(json.dumps(dict(tree)))
+    out = copy.deepcopy(dict(tree))
     words = list(words)
     while words:
         word = words.pop(0)
@@ -110,7 +113,9 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
         tree[head] = value
         return
     child = tree.get(head)
-    if head == "objective" and not _is_spelt_out(child):
+    if head == "objective" and rest == ["preset"]:
+        child = _changeable(child, flag)
+    elif head == "objective" and not _is_spelt_out(child):
         child = to_config(from_config(child if child is not None else "grpo"))
     elif isinstance(child, str):
         child = {"name": child}
@@ -129,6 +134,16 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
         raise ValueError(f"{flag}: {head} is {child!r} and has no fields.")
     tree[head] = child
     _put(child, rest, value, flag)
+
+
+def _changeable(objective: Any, flag: str) -> Any:
+    """An objective whose preset can still be changed. Where all slots are set, a preset would do nothing, silently."""
+    if _is_spelt_out(objective):
+        raise ValueError(
+            f"{flag}: every slot of the objective is set already, so its preset changes nothing; take another objective "
+            "whole with --objective NAME, before its fields."
+        )
+    return objective if isinstance(objective, Mapping) else {}
 
 
 def _is_spelt_out(objective: Any) -> bool:

@@ -12,7 +12,10 @@ from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+Rows: TypeAlias = jax.Array | np.ndarray
 
 State: TypeAlias = Any
 """A pytree of arrays; `()` for a stage without state."""
@@ -146,18 +149,18 @@ class Rollout:
     stop token included. `mask` is 1 on the tokens that were sampled by the policy (those that are trained) and comes
     from lengths, never from comparing ids with a padding id. `reward` is what the verifier gave, `correct` its yes or
     no (0 or 1), `prompt_id` the identity of the prompt in its data set, `truncated` whether the response hit the
-    length limit without a stop token.
+    length limit without a stop token. NumPy arrays where it is collected, JAX arrays where it is trained on.
     """
 
-    prompt: Int[Array, "B S"]
-    prompt_length: Int[Array, " B"]
-    tokens: Int[Array, "B T"]
-    length: Int[Array, " B"]
-    mask: Float[Array, "B T"]
-    reward: Float[Array, " B"]
-    correct: Float[Array, " B"]
-    prompt_id: Int[Array, " B"]
-    truncated: Bool[Array, " B"]
+    prompt: Int[Rows, "B S"]
+    prompt_length: Int[Rows, " B"]
+    tokens: Int[Rows, "B T"]
+    length: Int[Rows, " B"]
+    mask: Float[Rows, "B T"]
+    reward: Float[Rows, " B"]
+    correct: Float[Rows, " B"]
+    prompt_id: Int[Rows, " B"]
+    truncated: Bool[Rows, " B"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,8 +79,9 @@ def _metrics(
         "groups/all_wrong": share(right == 0),
         "length/mean": Mean(total=float(np.sum(rollout.length)), count=float(rows)),
         "length/truncated": share(rollout.truncated),
+        # Where the log-probability is not finite the entropy seldom is, and nan * 0 is nan.
         "policy/entropy": Mean(
-            total=float(np.sum(entropy * rollout.mask)), count=float(np.sum(rollout.mask))
+            total=float(np.sum(np.where(rollout.mask > 0, entropy, 0.0))), count=float(np.sum(rollout.mask))
         ),
         "rollout/nonfinite_rows": Mean(total=float(broken.sum()), count=1.0),
     }

@@ -14,7 +14,7 @@ from rlvr_jax.config import Config
 from rlvr_jax.configfile import to_plain
 from rlvr_jax.rollout.collect import Collected, decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
-from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter
+from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter, import_wandb
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.progress import TrainProgress
 from rlvr_jax.types import Metrics
@@ -111,6 +111,12 @@ def say(text: str) -> None:
     """One line to standard error, from the first process of a run."""
     if jax.process_index() == 0:
         Console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def check_logging(config: Config) -> None:
+    """Raise ModuleNotFoundError where the package of a logging service is missing: now, not after the warm-up."""
+    if config.logging.wandb:
+        import_wandb(config.logging.wandb)
 
 
 def warn_about(config: Config) -> None:

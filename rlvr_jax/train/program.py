@@ -95,7 +95,7 @@ class Program:
 
 def check_devices(config: Config, devices: int) -> None:
     """Raise ValueError where the mesh or the batch does not fit the devices; before anything is loaded."""
-    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=jax.devices()[:devices])
     shards = batch_shards(mesh)
     for name, rows in (("batch.prompts", config.batch.prompts), ("warmup.batch", config.warmup.batch)):
         if rows % shards and (name == "batch.prompts" or config.warmup.steps):
