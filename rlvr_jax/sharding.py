@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -52,7 +52,9 @@ def make_mesh(
 
 
 def spec(
-    axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh: Mesh | None = None
+    axes: Sequence[str | None],
+    shape: Sequence[int] | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> PartitionSpec:
     """PartitionSpec of logical axes: `spec(("batch", None))`.
 
@@ -89,7 +91,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))  # type: ignore[arg-type]
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
 
 
 def batch_shards(mesh: Mesh) -> int:

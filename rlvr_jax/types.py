@@ -79,8 +79,11 @@ class Pass(enum.StrEnum):
 Needs: TypeAlias = frozenset[tuple[Pass, Stat]]
 
 
-def needs(**by_pass: Stat | Iterable[Stat]) -> Needs:
-    """Declare what a stage reads: `needs(new=Stat.LOGPROB, old=(Stat.LOGPROB, Stat.ENTROPY))`."""
+def needs(**by_pass: str | Iterable[str]) -> Needs:
+    """Declare what a stage reads: `needs(new=Stat.LOGPROB, old=(Stat.LOGPROB, Stat.ENTROPY))`.
+
+    Raises ValueError for a pass or a statistic that does not exist.
+    """
     return frozenset(
         (Pass(name), Stat(stat))
         for name, stats in by_pass.items()
