@@ -11,6 +11,7 @@ new statistics -> ratio -> clip -> x gates (stop-gradient) -> - regularisers  =>
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -108,7 +109,11 @@ class Objective:
     def credit(
         self, rollout: Rollout, stats: Stats, spec: BatchSpec, state: State
     ) -> tuple[Credit, State, Metrics]:
-        """Rewards to signed credit of each token. No gradient flows through any of it."""
+        """Rewards to signed credit of each token. No gradient flows through any of it.
+
+        Raises AssertionError where a leaf of `rollout` or `stats` does not have `spec.rows` rows on axis 0.
+        """
+        chex.assert_tree_shape_prefix((rollout, stats), (spec.rows,))
         ctx = Context(rollout, stats, spec, rollout.reward, rollout.mask)
         new, metrics = {}, {}
 

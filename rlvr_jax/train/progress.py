@@ -16,7 +16,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("ACR", "acr/all", ".1%"),
     ("loss", "warmup/loss", ".4f"),
     ("entropy", "policy/entropy", ".3f"),
-    ("KL", "policy/kl", ".1e"),
+    ("KL ref", "policy/kl_ref", ".1e"),
+    ("KL old", "policy/kl_old", ".1e"),
     ("clip", "policy/clip_fraction", ".1%"),
     ("length", "length/mean", ".1f"),
     ("grad", "optimizer/grad_norm", ".2g"),
@@ -24,7 +25,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """Label, metric and format of the figures shown, in this order; one without a metric is left out."""
 
-_NO_PHASE = ("time/tokens_per_second", "time/step")
+_NO_PHASE = ("time/tokens_per_second", "time/step", "time/traces")
 _RECENT = 20  # steps whose median is the pace: the first ones compile, and evaluations come between
 
 

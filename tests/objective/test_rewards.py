@@ -10,6 +10,7 @@ import pytest
 from toys import T, batch, context
 
 from rlvr_jax.objective.rewards import Overlong, overlong_penalty
+from rlvr_jax.types import BatchSpec
 
 
 def slow_overlong(length, max_length, buffer):
@@ -51,14 +52,35 @@ def test_a_zero_factor_is_the_identity():
     np.testing.assert_array_equal(got, rollout.reward)
 
 
+def test_no_length_means_that_of_the_run():
+    rollout, stats = batch(mask=np.ones((12, T)), reward=1.0)
+    given, run = (
+        stage.transform(rollout.reward, context(rollout, stats))
+        for stage in (Overlong(max_length=T, buffer=2), Overlong(buffer=2))
+    )
+    np.testing.assert_array_equal(given, run)
+
+
 @pytest.mark.parametrize(
     "fields, text",
     [
-        ({"max_length": 10, "buffer": 0}, "overlong buffer must be in 1..max_length=10, got 0."),
-        ({"max_length": 10, "buffer": 11}, "overlong buffer must be in 1..max_length=10, got 11."),
+        (
+            {"max_length": 10, "buffer": 0},
+            "overlong max_length is a number of tokens (0: the run's limit) and buffer is 1 or more, got "
+            "max_length=10, buffer=0.",
+        ),
         ({"factor": -1.0}, "overlong factor scales a punishment and is >= 0, got -1.0."),
     ],
 )
 def test_errors(fields, text):
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         Overlong(**fields)
+
+
+def test_a_buffer_beyond_the_length_is_an_error_of_the_run():
+    text = (
+        f"overlong buffer=256 is longer than the {T} tokens at which its punishment is complete: set a smaller "
+        "buffer (DAPO: a fifth of the length)."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        Overlong().check(BatchSpec(groups=3, group_size=4, length=T, num_prompts=9))

@@ -11,7 +11,7 @@ METRICS = {
     "reward/correct": 0.31,
     "acr/all": 0.25,
     "policy/entropy": 1.2,
-    "policy/kl": 1.2e-3,
+    "policy/kl_old": 1.2e-3,
     "policy/clip_fraction": 0.004,
     "length/mean": 38.25,
     "optimizer/grad_norm": 0.512,
@@ -46,7 +46,7 @@ def test_the_figures_of_a_step():
         "pass": "31.0%",
         "ACR": "25.0%",
         "entropy": "1.200",
-        "KL": "1.2e-03",
+        "KL old": "1.2e-03",
         "clip": "0.4%",
         "length": "38.2",
         "grad": "0.51",
@@ -56,7 +56,7 @@ def test_the_figures_of_a_step():
 
 
 def test_what_was_not_measured_is_left_out_and_nan_is_shown():
-    assert figures({"policy/kl": float("nan")}) == {"KL": "nan"}
+    assert figures({"policy/kl_ref": float("nan")}) == {"KL ref": "nan"}
 
 
 def test_without_a_terminal_lines_are_printed_now_and_then():
@@ -65,7 +65,7 @@ def test_without_a_terminal_lines_are_printed_now_and_then():
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/10", "4/10", "7/10", "10/10"]
     assert lines[0] == (
-        "f_grpo 1/10  reward 0.312  pass 31.0%  ACR 25.0%  entropy 1.200  KL 1.2e-03  clip 0.4%  length 38.2  "
+        "f_grpo 1/10  reward 0.312  pass 31.0%  ACR 25.0%  entropy 1.200  KL old 1.2e-03  clip 0.4%  length 38.2  "
         "grad 0.51  tokens/s 12,346  sample 0.81s  update 1.20s  0:36 left"
     )
 
