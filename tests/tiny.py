@@ -1,0 +1,143 @@
+"""A decoder small enough to compile in a second or two, ragged prompts for it, and what samples and scores with it.
+
+Compiled functions are shared by all tests of a process.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from rlvr_jax.models.config import ModelConfig
+from rlvr_jax.models.decoder import Decoder, param_shardings
+from rlvr_jax.rollout.sampler import Samples, Sampling, make_sampler
+from rlvr_jax.sharding import row_sharding
+from rlvr_jax.train.step import Forward
+from rlvr_jax.types import Rollout, Stat
+
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiler options: the same program, its machine code not polished, which halves the time to compile it."""
+
+CONFIG = ModelConfig(
+    vocab_size=64, num_layers=2, dim=16, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=24, max_positions=64
+)
+NEVER = (10_000,)
+"""Stop ids outside every vocabulary here: no row ends early."""
+
+P, G, S, T = 8, 4, 7, 12
+"""Prompts, responses to each, prompt tokens and response tokens at the most."""
+
+
+@functools.cache
+def decoder(config=CONFIG, dtype="float32", seed=0):
+    """(graphdef, params): every parameter random, norms too, so that logits have a standard deviation of about 1."""
+    abstract = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)))
+    graphdef, params = nnx.split(abstract)
+    random = np.random.default_rng(seed)
+
+    def fill(path, leaf):
+        value = 0.3 * random.standard_normal(leaf.shape, np.float32)
+        return jnp.asarray(value + ("norm" in jax.tree_util.keystr(path)), leaf.dtype)
+
+    return graphdef, jax.tree.map_with_path(fill, params)
+
+
+def flat(config=CONFIG):
+    """Parameters under which every token is as likely as any other, whatever came before."""
+    return jax.tree.map(jnp.zeros_like, decoder(config)[1])
+
+
+def on_mesh(params, mesh):
+    """Parameters laid out as in training."""
+    return jax.device_put(params, param_shardings(params, mesh))
+
+
+def prompts(count=P, width=S, seed=0, vocab=CONFIG.vocab_size):
+    """(tokens, length, id, first sample): ragged rows padded on the right with 0, one of them a single token.
+
+    Ids are those of records of a large data set; 0 (the padding) and the highest token also stand inside prompts.
+    """
+    random = np.random.default_rng(seed)
+    length = np.resize(np.array([width, 1, 3, width - 1, 2, 5, 4, width]), count).astype(np.int32)
+    tokens = random.integers(0, vocab, (count, width)).astype(np.int32)
+    tokens[0, 1], tokens[0, 2] = 0, vocab - 1
+    tokens *= np.arange(width) < length[:, None]
+    ids = random.permutation(1_000_000)[:count].astype(np.int32)
+    return tokens, length, ids, np.zeros(count, np.int32)
+
+
+@functools.cache
+def sampler(sampling, stop=NEVER, group=G, config=CONFIG, dtype="float32", softcap=None, mesh=None):
+    """The jitted sampler of a decoder; on a mesh, where given, with rows spread over it."""
+    function = make_sampler(decoder(config, dtype)[0], sampling, stop, group, softcap=softcap)
+    placed = {} if mesh is None else {"out_shardings": row_sharding(mesh)}
+    return jax.jit(function, compiler_options=QUICK, **placed)
+
+
+FULL = Sampling(max_new_tokens=T)
+
+
+def sample(sampling=FULL, batch=None, params=None, seed=0, step=0, **which) -> Samples:
+    """Samples as NumPy arrays."""
+    params = decoder(which.get("config", CONFIG))[1] if params is None else params
+    batch = prompts() if batch is None else batch
+    mesh = which.get("mesh")
+    if mesh is None:
+        found = sampler(sampling, **which)(params, *batch, jnp.asarray(seed), jnp.asarray(step))
+    else:
+        with jax.set_mesh(mesh):
+            rows = jax.device_put(batch, row_sharding(mesh))
+            found = sampler(sampling, **which)(
+                on_mesh(params, mesh), *rows, jnp.asarray(seed), jnp.asarray(step)
+            )
+    return jax.device_get(found)
+
+
+def rollout(samples, batch=None, group=G, reward=None, mask=None) -> Rollout:
+    """What is trained on: samples with a reward for each, by default 1 for an even last token."""
+    tokens, length, ids, _ = prompts() if batch is None else batch
+    last = samples.tokens[np.arange(len(samples.tokens)), samples.length - 1]
+    reward = np.asarray(last % 2 == 0, np.float32) if reward is None else reward
+    return Rollout(
+        prompt=np.repeat(tokens, group, axis=0),
+        prompt_length=np.repeat(length, group),
+        tokens=samples.tokens,
+        length=samples.length,
+        mask=np.asarray(samples.mask if mask is None else mask, np.float32),
+        reward=reward,
+        correct=(reward > 0).astype(np.float32),
+        prompt_id=np.repeat(ids, group),
+        truncated=samples.truncated,
+    )
+
+
+@functools.cache
+def scorer(
+    temperature=1.0, want=(Stat.LOGPROB, Stat.ENTROPY), share=G, dtype="float32", softcap=None, chunk=24
+):
+    """The jitted forward of the trainer: (params, rollout) -> statistics."""
+    forward = Forward(decoder(CONFIG, dtype)[0], temperature, chunk, softcap)
+    return jax.jit(lambda params, rows: forward(params, rows, set(want), share), compiler_options=QUICK)
+
+
+@functools.cache
+def dense(share=G):
+    """(params, prompt, prompt_length, tokens) -> logits [B, T, V]: all of them at once, as nothing in training does."""
+
+    def logits(params, prompt, length, tokens):
+        model = nnx.merge(decoder()[0], params)
+        prefix = model.prefill(prompt[::share, :-1], length[::share] - 1)
+        last = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)
+        hidden = model.hidden(jnp.concatenate([last, tokens[:, :-1]], axis=1), prefix)
+        return jnp.einsum("btd,vd->btv", hidden, model.head(), precision="highest")
+
+    return jax.jit(logits, compiler_options=QUICK)
+
+
+def log_softmax(z):
+    """In float64, over the last axis."""
+    z = np.asarray(z, np.float64)
+    z = z - z.max(-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(-1, keepdims=True))
