@@ -1,6 +1,8 @@
 """Checkpoints: the whole state in one atomic Orbax step, written while training goes on."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -54,14 +56,18 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
-        """Start writing; returns once the arrays are copied. Raises OSError where the disk is too full."""
+        """Start writing; returns once the arrays are copied.
+
+        Raises OSError where the disk is too full, or where the save before this one failed.
+        """
+        self.wait()
         if self.latest() == step:
             return
         leaves = _by_path(state)
         require_space(self.directory, sum(x.size * x.dtype.itemsize for x in leaves.values()))
-        self._manager.wait_until_finished()  # an error of the step before comes up here
         args = ocp.args.Composite(state=ocp.args.StandardSave(leaves), data=ocp.args.JsonSave(data))
-        self._manager.save(step, args=args)
+        with self._failing_clearly():
+            self._manager.save(step, args=args)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state of `step` (default: newest) in the structure, dtypes and shardings of `like`."""
@@ -75,8 +81,21 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), leaves), found.data
 
     def wait(self) -> None:
-        """Until the last save is whole. Raises what went wrong in it."""
-        self._manager.wait_until_finished()
+        """Until the last save is whole. Raises OSError where it failed."""
+        with self._failing_clearly():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _failing_clearly(self) -> Iterator[None]:
+        """What the layers below raise when a file cannot be written is of many kinds; here it becomes one."""
+        try:
+            yield
+        except Exception as error:
+            why = " ".join(str(error).split())[:300]
+            raise OSError(
+                f"a checkpoint could not be written in {self.directory} ({why}): the previous checkpoint stays; free "
+                "space there, and the same command goes on from it."
+            ) from error
 
     def reference(self, like: Any, params: Any) -> Any:
         """The parameters that the run started from: `params` at the first call of a run, the same ever after.

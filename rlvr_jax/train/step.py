@@ -24,7 +24,7 @@ class TrainState:
     params: Any
     opt: Any
     objective: Any
-    step: jax.Array
+    step: Any
 
 
 @dataclasses.dataclass(frozen=True)
