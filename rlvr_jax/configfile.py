@@ -52,6 +52,7 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
+    """`to_plain` as text: the resolved config of a run."""
     return yaml.safe_dump(to_plain(config), sort_keys=False)
 
 
@@ -70,7 +71,7 @@ def _field(hint: Any, where: str, value: Any) -> Any:
         return _task(value)
     if hint is Objective:
         return from_config(value)
-    kinds = [t for t in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(t)]
+    kinds = [t for t in (hint, *typing.get_args(hint)) if isinstance(t, type) and dataclasses.is_dataclass(t)]
     return _section(kinds[0], where, value) if kinds and value is not None else value
 
 

@@ -28,6 +28,7 @@ def grouped(x: Float[Array, " B"], group_size: int) -> Float[Array, "P G"]:
 
 
 def group_mean(x: Float[Array, " B"], group_size: int) -> Float[Array, "P 1"]:
+    """Mean of each group."""
     return grouped(x, group_size).mean(1, keepdims=True)
 
 

@@ -27,10 +27,12 @@ def register(slot: str, name: str):
 
 
 def slots() -> tuple[str, ...]:
+    """Slots that something is registered in, in alphabetical order."""
     return tuple(sorted(_TABLE))
 
 
 def names(slot: str) -> tuple[str, ...]:
+    """What a slot knows, in alphabetical order."""
     return tuple(sorted(_TABLE.get(slot, {})))
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -27,7 +27,7 @@ Tree = TypeVar("Tree")
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None
+    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """A mesh with axes `data`, `fsdp`, `tensor`; one of them may be -1 and takes the devices that are left.
 
@@ -74,6 +74,7 @@ def spec(
 
 
 def named(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> NamedSharding:
+    """`spec` on a mesh."""
     return NamedSharding(mesh, spec(axes, shape, mesh))
 
 
@@ -83,6 +84,7 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-Rows: TypeAlias = jax.Array | np.ndarray
+Rows: TypeAlias = Any
+"""Of NumPy where rows are collected, of JAX where they are trained on; shape and dtype are checked all the same."""
 
 State: TypeAlias = Any
 """A pytree of arrays; `()` for a stage without state."""

@@ -43,8 +43,8 @@ def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) ->
     completions = decode(tokenizer, tokens, length)
     verdicts = verify(task, batch.records, completions)
     mask = (np.arange(tokens.shape[1]) < length[:, None]).astype(np.float32)
-    broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
-    mask *= ~broken[:, None]
+    broken = np.logical_not(np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1))
+    mask *= 1 - broken[:, None]
     rollout = Rollout(
         prompt=np.repeat(batch.tokens, group_size, axis=0),
         prompt_length=np.repeat(batch.length, group_size),

@@ -4,13 +4,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from rlvr_jax.models.tokenizer import render
-from rlvr_jax.tasks.base import Split, Task
+from rlvr_jax.tasks.base import Prompt, Split, Task
 
 LongPrompts: TypeAlias = Literal["error", "drop", "cut_left"]
 """What to do with a prompt over the limit. `cut_left` keeps its end, and its BOS where it has one."""
@@ -51,10 +51,17 @@ def bucket(length: int, limit: int) -> int:
     return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), most)
 
 
+@runtime_checkable
+class Asks(Protocol):
+    """What turns a record into a prompt; every task does."""
+
+    def prompt(self, record: dict) -> Prompt: ...
+
+
 class PromptEncoder:
     """Records to token ids under a length limit; counts what it dropped and what it cut."""
 
-    def __init__(self, task: Task, tokenizer: Any, max_prompt_tokens: int, policy: LongPrompts):
+    def __init__(self, task: Asks, tokenizer: Any, max_prompt_tokens: int, policy: LongPrompts):
         check_policy(policy)
         if max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens={max_prompt_tokens}: a prompt has at least 1 token.")

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 Split: TypeAlias = Literal["train", "test"]
 Prompt: TypeAlias = str | list[dict[str, str]]
@@ -48,6 +48,9 @@ class Task(abc.ABC):
 
     Records are JSON-able dicts, so that a rollout can be written next to the record that it answers.
     """
+
+    name: ClassVar[str] = "?"
+    """Given by `register`."""
 
     @abc.abstractmethod
     def records(self, split: Split) -> Sequence[dict]:

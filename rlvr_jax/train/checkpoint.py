@@ -14,7 +14,6 @@ import orbax.checkpoint as ocp
 from rlvr_jax.config import Config
 from rlvr_jax.train.rundir import require_space
 
-
 FOLDER = "checkpoints"
 """Of a run directory."""
 
@@ -77,8 +76,8 @@ class Checkpoints:
         abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
         found = self._manager.restore(step, args=args)
-        leaves = [found.state[path] for path in _by_path(like)]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), found.data
+        leaves = [found["state"][path] for path in _by_path(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), found["data"]
 
     def wait(self) -> None:
         """Until the last save is whole. Raises OSError where it failed."""

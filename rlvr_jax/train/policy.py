@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlvr_jax.config import Batch, Config
 from rlvr_jax.configfile import override, parse
@@ -86,7 +87,7 @@ def sample_policy(
     batch = _prompt_batch(program, list(prompts) + [prompts[-1]] * (rows - len(prompts)))
     with jax.set_mesh(program.mesh):
         found = program.sample_batch(params, batch, step=0, seed=config.seed)
-    texts = decode(program.tokenizer, found.tokens, found.length)
+    texts = decode(program.tokenizer, np.asarray(found.tokens), np.asarray(found.length))
     return [
         Completion(
             prompt=prompts[i // group],
@@ -107,7 +108,11 @@ def _prompt_batch(program: Program, prompts: Sequence[str]) -> PromptBatch:
         program.config.prompts.max_tokens,
         "error",
     )
-    rows = [(i, encoder.encode(i, {"text": text}), {"text": text}) for i, text in enumerate(prompts)]
+    rows = []
+    for i, text in enumerate(prompts):
+        ids = encoder.encode(i, {"text": text})
+        if ids is not None:  # the policy "error" drops none
+            rows.append((i, ids, {"text": text}))
     return encoder.batch(rows, valid=len(rows))
 
 

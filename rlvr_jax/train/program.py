@@ -207,9 +207,9 @@ def _decoder(config: Config, model_config: ModelConfig, seed: int) -> Decoder:
 
 def _model_config(config: Config, vocab_size: int) -> ModelConfig:
     scratch = config.model.scratch
-    if scratch is None:
+    if config.model.path is not None:
         found = read_config(config.model.path)
-    else:
+    elif scratch is not None:  # one of the two is there, says the config
         found = ModelConfig(
             vocab_size=vocab_size,
             num_layers=scratch.num_layers,

@@ -115,7 +115,7 @@ def make_update(
             values[old] = jax.lax.stop_gradient(new[Stat.LOGPROB])
         stats = stats.merge(values)
         value, metrics = objective.loss(stats, credit, weight)
-        return value, metrics | _drift(stats, credit)
+        return value, {**metrics, **_drift(stats, credit)}
 
     def update(state: TrainState, rollout: Rollout, stats: Stats, credit: Credit, k, j):
         parts = microbatches((rollout, stats, credit), minibatches, spec.group_size)
