@@ -13,9 +13,9 @@ BIN := $(VENV)/bin
 DEBIAN_PACKAGES :=
 SHELL_SCRIPTS := .ci/run $(wildcard launch/*.sh)
 
-DEMO := -m rlvr_jax.cli train configs/quickstart.yaml
+DEMO := -m rlvr_jax.cli train configs/quickstart.yaml --json
 DEMO_LLM_MODEL := smollm2-135m-instruct
-DEMO_LLM := -m rlvr_jax.cli train configs/smollm2_arithmetic.yaml
+DEMO_LLM := -m rlvr_jax.cli train configs/smollm2_arithmetic.yaml --json
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
