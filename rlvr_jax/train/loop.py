@@ -83,6 +83,9 @@ class Run:
         """All the steps that are left."""
         config, program = self.config, self.program
         state, first = self.start()
+        if self.stop.asked:
+            say(f"stopped before step {first}; the same command starts from there")
+            return Outcome(complete=False, steps=first, evaluations=load_evaluations(self.run_dir))
         self.evaluate_if_due(state, first)
         with Logs(program, self.run_dir, first) as logs:
             self.phases.collect()
@@ -145,9 +148,8 @@ class Run:
             state = program.fresh_state()
             if self.config.warmup.steps:
                 state = self.warm_up(state)
-            if self.stop.asked:  # half a warm-up is no place to go on from
-                raise KeyboardInterrupt
-            self.checkpoints.save(0, state, {"stream": self.stream.get_state()})
+            if not self.stop.asked:  # half a warm-up is no place to go on from
+                self.checkpoints.save(0, state, {"stream": self.stream.get_state()})
         if program.score_ref is not None:
             self.reference = self.checkpoints.reference(program.abstract.params, state.params)
         return state, int(state.step)

@@ -118,6 +118,20 @@ def test_sigterm_saves_what_is_done_and_resume_is_bit_identical(whole, tmp_path)
 
 
 @pytest.mark.slow
+def test_sigterm_in_the_warm_up_keeps_half_of_nothing(tmp_path):
+    process = start(tmp_path / "h", "--warmup.steps", "1000000")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "h" / "run" / "checkpoints").is_dir():  # made after the signal is caught
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    assert "stopped before step 0; the same command starts from there" in errors
+    assert list((tmp_path / "h" / "run" / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.slow
 def test_two_runs_of_one_config_agree_but_for_times(whole, tmp_path):
     finish(start(tmp_path / "again"))
     assert_same_run(tmp_path / "again" / "run", whole)

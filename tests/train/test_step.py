@@ -181,7 +181,6 @@ def norm(tree):
         ("grpo", None, 16),  # two rows, half a group
         ("grpo", (8, 1, 1), 1),
         ("grpo", (2, 2, 2), 2),
-        ("grpo", (8, 1, 1), 4),
         ("dr_grpo", (8, 1, 1), 4),
         ("dapo", (8, 1, 1), 4),
         ("f_grpo", (8, 1, 1), 4),
