@@ -1,6 +1,7 @@
 """The byte-level BPE tokenizer in a GGUF file's metadata, built with `tokenizers` alone."""
 
 import dataclasses
+import os
 from typing import Any
 
 from rlvr_jax.models.gguf_file import GgufFile
@@ -31,6 +32,14 @@ SPLITTINGS = {
 _CONTROL, _USER_DEFINED = 3, 4
 
 
+def tokenizer_class() -> Any:
+    """`transformers.PreTrainedTokenizerFast`, imported without its advice to install torch, which nothing here needs."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast
+
+
 def gguf_tokenizer(file: GgufFile) -> Any:
     """A `PreTrainedTokenizerFast` with the file's vocabulary, merges, special tokens and chat template.
 
@@ -47,7 +56,6 @@ def gguf_tokenizer(file: GgufFile) -> Any:
             f"{file.path} splits text by {pre!r}; known are {', '.join(SPLITTINGS)}. "
             "Use the model's Hugging Face directory."
         )
-    from transformers import PreTrainedTokenizerFast
 
     tokens = file.get("tokenizer.ggml.tokens")
     names = {
@@ -56,7 +64,7 @@ def gguf_tokenizer(file: GgufFile) -> Any:
         if file.get(f"tokenizer.ggml.{theirs}_token_id") is not None
     }
     backend = _backend(file, tokens, SPLITTINGS[pre], names.get("bos_token"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
+    tokenizer = tokenizer_class()(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
     tokenizer.chat_template = file.get("tokenizer.chat_template")
     return tokenizer
 

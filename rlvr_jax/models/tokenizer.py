@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from rlvr_jax.models.gguf_file import is_gguf, open_gguf
-from rlvr_jax.models.gguf_tokenizer import gguf_eos_ids, gguf_tokenizer
+from rlvr_jax.models.gguf_tokenizer import gguf_eos_ids, gguf_tokenizer, tokenizer_class
 
 Tokenizer: TypeAlias = Any
 """A `transformers.PreTrainedTokenizerFast`, a package that is imported where it is used."""
@@ -29,9 +29,7 @@ def load_tokenizer(path: str | pathlib.Path) -> Tokenizer:
         raise FileNotFoundError(
             f"{path} has no tokenizer.json; save one there with `save_pretrained` of the model's tokenizer."
         )
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    return tokenizer_class().from_pretrained(path, local_files_only=True)
 
 
 def word_tokenizer(words: Iterable[str]) -> Tokenizer:
@@ -52,7 +50,6 @@ def word_tokenizer(words: Iterable[str]) -> Tokenizer:
         known.add(word)
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     vocab = {word: i for i, word in enumerate((PAD, BOS, EOS, *words))}
     backend = Backend(
@@ -62,7 +59,7 @@ def word_tokenizer(words: Iterable[str]) -> Tokenizer:
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, vocab[BOS])]
     )
-    return PreTrainedTokenizerFast(
+    return tokenizer_class()(
         tokenizer_object=backend,
         pad_token=PAD,
         bos_token=BOS,
