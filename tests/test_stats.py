@@ -11,7 +11,7 @@ from rlvr_jax.sharding import make_mesh, named, replicated
 from rlvr_jax.stats import dense_stats, logits_of, token_stats
 from rlvr_jax.types import Stat
 
-B, T, D, V = 2, 3, 5, 24
+B, T, D, V = 2, 3, 5, 22
 ALL = tuple(Stat)
 
 
@@ -56,12 +56,12 @@ def slow(hidden, head, targets, temperature=1.0, softcap=None):
     return value, to_hidden, to_head
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 8, 24, 100], ids=lambda c: f"chunk={c}")
+@pytest.mark.parametrize("chunk", [1, 5, 8, 22, 100], ids=lambda c: f"chunk={c}")
 @pytest.mark.parametrize(
     "softcap, temperature", [(None, 1.0), (3.0, 0.6)], ids=["plain", "capped and tempered"]
 )
 def test_values_and_gradients_match_the_dense_formulas(chunk, softcap, temperature):
-    """24 ids in chunks of 1, 5 (does not divide), 8, 24, and one larger than the vocabulary. Logits reach +-10, so float32
+    """22 ids in chunks of 1, 5 and 8 (do not divide), 22, and one larger than the vocabulary. Logits reach +-10, so float32
     is right to about 1e-6 in z, 2e-6 after the division by 0.6, and gradients multiply it by head and hidden, up to 5."""
     hidden, head, targets = inputs()
     value, to_hidden, to_head = slow(hidden, head, targets, temperature, softcap)
@@ -126,7 +126,7 @@ def test_by_hand():
     np.testing.assert_allclose(cold[Stat.COLLISION], 82 / 100, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [3, 24])
+@pytest.mark.parametrize("chunk", [3, 22])
 def test_confident_tokens_keep_their_precision(chunk):
     """Logits of 1000 + (20, 0, ..., 0): the entropy is 1e-6 and -log p 5e-8. The sum 1 + 5e-8 is known to an ulp, 1e-7, where
     differences of numbers near 1000 know nothing below 1e-4."""

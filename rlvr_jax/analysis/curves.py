@@ -60,8 +60,8 @@ def _plot_pass_at_k(axis: Any, evaluations: Mapping[int, Mapping[str, Any]]) -> 
     axis.set_ylim(0, 1.02)
     axis.grid(alpha=0.3)
     for i, (step, found) in enumerate(sorted(evaluations.items())):
-        k = [int(x) for x in found["pass_at_k"]]
-        rates = list(found["pass_at_k"].values())
+        k = sorted(int(x) for x in found["pass_at_k"])
+        rates = [found["pass_at_k"][str(x)] for x in k]
         value = [r["value"] for r in rates]
         axis.plot(k, value, marker="o", color=f"C{i}", label=f"step {step}")
         axis.fill_between(k, [r["low"] for r in rates], [r["high"] for r in rates], color=f"C{i}", alpha=0.15)

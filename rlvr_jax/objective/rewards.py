@@ -47,7 +47,7 @@ class Overlong(Stateless):
                 f"overlong max_length is a number of tokens (0: the run's limit) and buffer is 1 or more, got "
                 f"max_length={self.max_length}, buffer={self.buffer}."
             )
-        if self.factor < 0:
+        if not self.factor >= 0:
             raise ValueError(f"overlong factor scales a punishment and is >= 0, got {self.factor}.")
 
     def check(self, spec: BatchSpec) -> None:

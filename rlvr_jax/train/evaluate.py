@@ -107,7 +107,7 @@ def evaluate(
         prompt_id=np.concatenate(ids),
         right=counts,
         samples=samples,
-        rates=tuple(pass_rate(counts, samples, each) for each in k),
+        rates=tuple(pass_rate(counts, samples, each) for each in sorted(k)),
         reasons=reasons,
         mean_length=tokens / (len(counts) * samples),
     )
@@ -150,9 +150,7 @@ def save_evaluation(run_dir: pathlib.Path, step: int, evaluation: Evaluation) ->
     rows = {**kept, step: evaluation.as_json()}
     path = run_dir / EVALUATIONS
     draft = path.with_suffix(".draft")
-    draft.write_text(
-        "".join(json.dumps({"step": s, **row}, sort_keys=True) + "\n" for s, row in rows.items())
-    )
+    draft.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s, row in rows.items()))
     draft.replace(path)
 
 

@@ -39,7 +39,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         table = Table(title="held-out prompts, 95 % bootstrap intervals over prompts")
         for column in ("", "before", "after", "gain"):
             table.add_column(column, justify="left" if not column else "right")
-        for k, rate in before.items():
+        for k, rate in sorted(before.items(), key=lambda item: int(item[0])):
             now = after[k]
             table.add_row(f"pass@{k}", _rate(rate), _rate(now), f"{now['value'] - rate['value']:+.3f}")
         console.print(table)

@@ -9,15 +9,13 @@ import chex
 import jax
 import numpy as np
 import pytest
-from toys import SPEC, B, G, T, batch, take
+from toys import SPEC, B, G, T, batch, soil, take
 
 from rlvr_jax.objective import Objective, Stateless, chain, preset
 from rlvr_jax.objective.advantages import Center, Focal, Group
 from rlvr_jax.objective.aggregates import TokenMean
-from rlvr_jax.objective.clips import Ppo, Unclipped
-from rlvr_jax.objective.masks import DropTruncated
-from rlvr_jax.objective.presets import PRESETS, SOURCES, from_config
-from rlvr_jax.objective.ratios import NoRatio
+from rlvr_jax.objective.base import Gate
+from rlvr_jax.objective.presets import from_config
 from rlvr_jax.objective.regularisers import KL, Entropy
 from rlvr_jax.types import BatchSpec, Needs, Pass, Stat, Stats, UndeclaredStatError, needs
 
@@ -118,11 +116,6 @@ def test_presets_match_their_papers_in_value_and_gradient(name, seed):
     assert np.abs(slope).max() > 1e-3
 
 
-def test_the_default_is_grpo_and_every_preset_has_a_source():
-    assert preset("grpo") == Objective()
-    assert set(SOURCES) == set(PRESETS) and all(SOURCES.values())
-
-
 def test_a_penalty_is_subtracted_and_reported():
     rollout, stats = batch()
     penalised = loss_of(Objective(regularisers=(KL(0.5, "k2"),)), rollout, stats)
@@ -167,6 +160,39 @@ def test_rows_of_a_batch_add_up():
     np.testing.assert_allclose(sum(parts), loss(stats, credit, weight), rtol=1e-5)
 
 
+@dataclasses.dataclass(frozen=True)
+class Careless(Gate):
+    """A gate that passes on what lies under the padding."""
+
+    slot, name = "gate", "careless"
+    needs: ClassVar[Needs] = needs(new=Stat.ENTROPY)
+
+    def weight(self, stats, mask):
+        return stats.get(Pass.NEW, Stat.ENTROPY)
+
+
+def test_padding_stays_out_of_the_loss_even_for_a_careless_part():
+    rollout, stats = batch()
+    objective = Objective(gates=(Careless(),))
+    loss, gradient, _ = loss_of(objective, rollout, stats)
+    soiled, soiled_gradient, _ = loss_of(objective, *soil(rollout, stats, np.nan))
+    assert soiled == loss
+    np.testing.assert_array_equal(soiled_gradient, gradient)
+
+
+def test_a_gate_weighs_the_gain_and_has_no_gradient():
+    rollout, stats = batch()
+    weighed, plain = (loss_of(Objective(gates=g), rollout, stats)[1] for g in ((Careless(),), ()))
+    entropy = (Pass.NEW, Stat.ENTROPY)
+    np.testing.assert_allclose(weighed, plain * stats.values[entropy], rtol=1e-5, atol=1e-8)
+    credit, _, _ = Objective().credit(rollout, stats, SPEC, Objective().init(SPEC))
+    gated = Objective(gates=(Careless(),))
+    slope = jax.grad(lambda x: gated.loss(stats.merge({entropy: x}), credit, credit.mask)[0])(
+        stats.values[entropy]
+    )
+    assert not np.any(slope)
+
+
 def test_no_gradient_flows_through_the_credit():
     rollout, stats = batch()
     objective = preset("f_grpo")
@@ -191,11 +217,6 @@ def test_needs_are_the_union_of_the_slots():
         Stat.ENTROPY,
     }
     assert both.wants(Pass.REF) == {Stat.LOGPROB} and both.wants(Pass.SAMPLER) == frozenset()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_no_preset_loads_a_reference_model(name):
-    assert PRESETS[name].wants(Pass.REF) == frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +303,12 @@ def test_the_state_of_another_chain_is_refused():
         Objective(advantage=chain(Center())).credit(rollout, stats, SPEC, Objective().init(SPEC))
 
 
+def test_rows_that_are_not_those_of_the_batch_are_refused():
+    rollout, stats = take(batch(), range(8))
+    with pytest.raises(AssertionError, match="prefix"):
+        Objective().credit(rollout, stats, SPEC, Objective().init(SPEC))
+
+
 def test_a_group_of_one_is_refused_with_group_advantages_only():
     spec = BatchSpec(groups=4, group_size=1, length=5, num_prompts=4)
     preset("imitation").check(spec)
@@ -291,73 +318,3 @@ def test_a_group_of_one_is_refused_with_group_advantages_only():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         preset("grpo").check(spec)
-
-
-def test_configs_compose():
-    config = {
-        "preset": "f_grpo",
-        "mask": ["drop_truncated"],
-        "clip": {"name": "ppo", "low": 0.2, "high": 0.28},
-        "regularisers": [{"name": "kl", "coef": 0.01}],
-    }
-    expected = dataclasses.replace(
-        preset("f_grpo"), mask=chain(DropTruncated()), clip=Ppo(0.2, 0.28), regularisers=(KL(0.01),)
-    )
-    assert from_config(config) == expected
-    assert from_config({}) == Objective()
-    assert from_config({"preset": "rloo", "ratio": "none", "clip": "unclipped"}) == preset("rloo")
-
-
-KNOWN = "dapo, dr_grpo, f_dapo, f_grpo, grpo, imitation, rloo"
-SLOTS = "advantage, aggregate, clip, gates, mask, passes, ratio, regularisers, response_weight, reward, token_weight"
-
-
-@pytest.mark.parametrize(
-    "config, text",
-    [
-        ("f_gpro", f"no objective called 'f_gpro'. Did you mean 'f_grpo'? Known: {KNOWN}."),
-        ({"preset": "zzz"}, f"no objective called 'zzz'. Known: {KNOWN}."),
-        ({"preset": ["grpo"]}, f"objective.preset is a name, one of {KNOWN}; got ['grpo']."),
-        (
-            {"advantages": []},
-            f"an objective has no slot 'advantages'. Did you mean 'advantage'? Its slots: {SLOTS}.",
-        ),
-        ({1: []}, f"an objective has no slot 1. Its slots: {SLOTS}."),
-        ({"advantage": "group"}, "objective.advantage is a list of stages ([] for none), got 'group'."),
-        (
-            {"regularisers": {"name": "kl"}},
-            "objective.regularisers is a list of stages ([] for none), got {'name': 'kl'}.",
-        ),
-        ({"advantage": ["focla"]}, "no advantage called 'focla'. Did you mean 'focal'?"),
-        (
-            {"advantage": [{"name": "focal", "gama": 1.0}]},
-            "advantage 'focal' has no field 'gama'; Did you mean 'gamma'?",
-        ),
-        (
-            {"clip": {"low": 0.1}},
-            "objective: clip is a name, or a mapping with `name` and its fields, got {'low': 0.1}.",
-        ),
-        (
-            {"clip": {"name": 5}},
-            "objective: clip is a name, or a mapping with `name` and its fields, got {'name': 5}.",
-        ),
-        ({"clip": {"name": "ppo", "slot": 1}}, "clip 'ppo' has no field 'slot';"),
-        ({"clip": {"name": "ppo", "low": "x"}}, "clip 'ppo' field 'low' is a number, got 'x'."),
-        (None, "objective is a preset's name or a mapping of slots, got None."),
-    ],
-)
-def test_errors_of_a_config(config, text):
-    """New stages and presets may extend a list of what is known; what the user did and should do stands before it."""
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        from_config(config)
-
-
-def test_a_likelihood_under_the_clip_of_a_ratio_is_refused():
-    text = (
-        "clip 'ppo' bounds the ratio of two policies, and ratio 'none' is the log-likelihood of one: use it with ratio "
-        "'token', or take clip 'unclipped'."
-    )
-    for build in (lambda: Objective(ratio=NoRatio()), lambda: from_config({"preset": "rloo", "clip": "ppo"})):
-        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-            build()
-    assert Objective(ratio=NoRatio(), clip=Unclipped())
