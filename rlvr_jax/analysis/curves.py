@@ -45,7 +45,7 @@ def plot_curves(
                 steps, values = zip(*points, strict=True)
                 axis.plot(steps, values, color=f"C{i}", alpha=0.3, linewidth=0.8)
                 axis.plot(steps, _running_mean(values, width), color=f"C{i}", label=label)
-        if len(lines) > 1:
+        if len(lines) > 1 and axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     _plot_pass_at_k(axes[len(PANELS)], evaluations)
