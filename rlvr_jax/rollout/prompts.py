@@ -82,8 +82,8 @@ class PromptEncoder:
             return ids
         if self.policy == "error":
             raise ValueError(
-                f"{_name(index, record)} has {len(ids)} tokens, more than max_prompt_tokens="
-                f"{self.max_prompt_tokens}; raise the limit, or choose the policy 'drop' or 'cut_left'."
+                f"{_name(index, record)} has {len(ids)} tokens, more than prompts.max_tokens="
+                f"{self.max_prompt_tokens}; raise the limit, or set prompts.too_long to 'drop' or 'cut_left'."
             )
         if self.policy == "drop":
             self.dropped += 1
@@ -177,7 +177,7 @@ class PromptStream:
             in_a_row = in_a_row + 1 if ids is None else 0
             if in_a_row >= min(self.num_prompts, PATIENCE):
                 raise ValueError(
-                    f"{in_a_row} prompts of {self._split!r} in a row have more than max_prompt_tokens="
+                    f"{in_a_row} prompts of {self._split!r} in a row have more than prompts.max_tokens="
                     f"{self._encoder.max_prompt_tokens} tokens and were dropped; raise the limit."
                 )
         return self._encoder.batch(rows, valid=len(rows))
@@ -243,7 +243,7 @@ def evaluation_batches(
     rows = list(_encoded(encoder, records, range(count)))
     if not rows:
         raise ValueError(
-            f"all {count} prompts of {split!r} have more than max_prompt_tokens={max_prompt_tokens} tokens "
+            f"all {count} prompts of {split!r} have more than prompts.max_tokens={max_prompt_tokens} tokens "
             "and were dropped; raise the limit."
         )
     parts = [rows[i : i + batch] for i in range(0, len(rows), batch)]

@@ -148,8 +148,8 @@ def test_policy_error_names_the_record_the_limit_and_the_ways_out(tokenizer):
     with pytest.raises(ValueError) as error:
         next(source)
     assert str(error.value) == (
-        "prompt 2 (train-2) has 8 tokens, more than max_prompt_tokens=6; "
-        "raise the limit, or choose the policy 'drop' or 'cut_left'."
+        "prompt 2 (train-2) has 8 tokens, more than prompts.max_tokens=6; "
+        "raise the limit, or set prompts.too_long to 'drop' or 'cut_left'."
     )
 
 
@@ -183,7 +183,7 @@ def test_dropping_everything_is_an_error_and_not_an_endless_search(tokenizer, mo
     with pytest.raises(ValueError) as error:
         next(stream(tokenizer, limit=1, policy="drop"))
     assert str(error.value) == (
-        "7 prompts of 'train' in a row have more than max_prompt_tokens=1 tokens and were dropped; "
+        "7 prompts of 'train' in a row have more than prompts.max_tokens=1 tokens and were dropped; "
         "raise the limit."
     )
     monkeypatch.setattr(prompts, "PATIENCE", 3)
@@ -270,7 +270,7 @@ def test_the_first_records_are_scored(tokenizer, count, batches):
 def test_evaluation_obeys_the_policy(tokenizer):
     texts = around_the_limit(tokenizer)
     with pytest.raises(
-        ValueError, match=r"^prompt 2 \(test-2\) has 8 tokens, more than max_prompt_tokens=6;"
+        ValueError, match=r"^prompt 2 \(test-2\) has 8 tokens, more than prompts.max_tokens=6;"
     ):
         evaluation(tokenizer, texts, limit=6)
     assert [b.valid.sum() for b in evaluation(tokenizer, texts, limit=6, policy="drop")] == [2]
@@ -278,7 +278,7 @@ def test_evaluation_obeys_the_policy(tokenizer):
     with pytest.raises(ValueError) as error:
         evaluation(tokenizer, limit=1, policy="drop")
     assert str(error.value) == (
-        "all 7 prompts of 'test' have more than max_prompt_tokens=1 tokens and were dropped; raise the limit."
+        "all 7 prompts of 'test' have more than prompts.max_tokens=1 tokens and were dropped; raise the limit."
     )
 
 
