@@ -273,3 +273,6 @@ class Config:
 
 FREE = frozenset({"run_dir", "steps", "checkpoint", "evaluation", "logging", "mesh", "batch.micro_batches"})
 """Keys (and everything below them) that may differ when a run is resumed: they change no sample and no gradient."""
+
+EVERY_KEY = frozenset(f.name for f in dataclasses.fields(Config))
+"""What may differ where a run directory holds no work yet."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from rlvr_jax.config import FREE, Config
+from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
 from rlvr_jax.rollout.collect import Collected, collect
 from rlvr_jax.rollout.prompts import PromptStream
@@ -53,7 +53,7 @@ def fit(config: Config) -> Outcome:
         config.prompts.too_long,
         config.seed,
     )
-    open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else {"*"})
+    open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else EVERY_KEY)
     with jax.set_mesh(program.mesh), StopRequest() as stop, Checkpoints.of(config) as checkpoints:
         return Run(program, run_dir, stream, checkpoints, stop).train()
 

@@ -23,7 +23,11 @@ CONFIG = {
     "steps": 12,
     "task": {"name": "maze", "size": 5, "test_size": 1},
     "model": {"scratch": {"num_layers": 2, "dim": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_dim": 64}},
-    "objective": {"preset": "f_grpo", "regularisers": [{"name": "kl", "coef": 0.01}]},
+    # The entropy bonus moves the parameters in every step, whatever the rewards are.
+    "objective": {
+        "preset": "f_grpo",
+        "regularisers": [{"name": "kl", "coef": 0.01}, {"name": "entropy", "coef": 0.1}],
+    },
     "sampling": {"max_new_tokens": 12},
     "prompts": {"max_tokens": 64},
     "batch": {"prompts": 4, "group_size": 4, "minibatches": 2, "epochs": 2},
@@ -73,6 +77,7 @@ def whole(tmp_path_factory) -> pathlib.Path:
     """A run of 12 steps that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole") / "w"
     finish(start(folder))
+    assert all(row["optimizer/grad_norm"] > 0 for row in read_rows(folder / "run" / METRICS))
     return folder / "run"
 
 
