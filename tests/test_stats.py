@@ -100,15 +100,20 @@ def test_one_statistic_alone_is_the_same(stat):
     assert token_stats(hidden, head, targets, set()) == {}
 
 
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("softcap, temperature", [(None, 1.0), (3.0, 0.6)])
 def test_dense_stats_of_logits_at_hand_are_the_same(softcap, temperature):
     hidden, head, targets = inputs()
-    logits = logits_of(hidden, head, softcap=softcap)[:, 0]
-    got = dense_stats(logits, targets[:, 0], {*ALL}, temperature=temperature)
-    value = slow(hidden, head, targets, temperature, softcap)[0]
-    for s in ALL:
-        np.testing.assert_allclose(got[s], value[s][:, 0], rtol=1e-5, atol=5e-6, err_msg=s)
+    value, to_hidden, _ = slow(hidden, head, targets, temperature, softcap)
+
+    def dense(hidden):
+        logits = logits_of(hidden, head, softcap=softcap).reshape(B * T, V)
+        found = dense_stats(logits, targets.reshape(-1), {*ALL}, temperature=temperature)
+        return jnp.stack([found[s].reshape(B, T) for s in ALL])
+
+    slopes = jax.jit(jax.jacrev(dense))(hidden)
+    for i, s in enumerate(ALL):
+        np.testing.assert_allclose(dense(hidden)[i], value[s], rtol=1e-5, atol=5e-6, err_msg=s)
+        np.testing.assert_allclose(slopes[i], to_hidden[s], rtol=1e-4, atol=2e-5, err_msg=s)
 
 
 def test_by_hand():
