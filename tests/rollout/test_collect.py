@@ -126,3 +126,23 @@ def test_groups_lengths_and_truncation_are_counted(tokenizer):
     assert metrics["policy/entropy"].value() == 0.5
     mixed = collect(Letters(), tokenizer, batch(tokenizer), samples(ROWS)).metrics
     assert mixed["groups/all_right"].value() == mixed["groups/all_wrong"].value() == 0.0
+
+
+def test_what_was_sampled_is_what_is_trained_however_else_its_text_could_be_encoded():
+    """ "ab" is one token to the tokenizer and was sampled as two: the two are kept."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "a": 3, "b": 4, "ab": 5, "c": 6}
+    backend = Tokenizer(models.BPE(vocab, [("a", "b")]))
+    backend.decoder = decoders.Fuse()
+    two_ways = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
+    sampled = [3, 4, EOS]
+    assert two_ways.decode(sampled, skip_special_tokens=True) == "ab"
+    assert two_ways("ab")["input_ids"] == [5]
+    encoder = PromptEncoder(Letters(), word_tokenizer(WORDS), 16, "error")
+    asked = encoder.batch([(0, [BOS, A, C], {"letter": "a"})], valid=1)
+    found = collect(Letters(), two_ways, asked, samples([sampled, sampled]))
+    np.testing.assert_array_equal(found.rollout.tokens[:, :3], [sampled, sampled])
+    np.testing.assert_array_equal(found.rollout.mask.sum(1), [3, 3])
+    assert found.completions == ("ab", "ab")
