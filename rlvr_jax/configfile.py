@@ -33,7 +33,7 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
     return parse(override(tree, overrides))
 
 
-def parse(tree: Mapping[str, Any]) -> Config:
+def parse(tree: Mapping[Any, Any]) -> Config:
     """A config from plain data."""
     return _section(Config, "config", tree)
 
@@ -72,7 +72,8 @@ def _field(hint: Any, where: str, value: Any) -> Any:
     if hint is Objective:
         return from_config(value)
     kinds = [t for t in (hint, *typing.get_args(hint)) if isinstance(t, type) and dataclasses.is_dataclass(t)]
-    return _section(kinds[0], where, value) if kinds and value is not None else value
+    left_out = value is None and type(None) in typing.get_args(hint)
+    return _section(kinds[0], where, value) if kinds and not left_out else value
 
 
 def _task(value: Any) -> Task:
@@ -84,7 +85,7 @@ def _task(value: Any) -> Task:
     return registry.construct(registry.lookup("task", name), f"task {name!r}", fields)
 
 
-def override(tree: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def override(tree: Mapping[Any, Any], words: Sequence[str]) -> dict[Any, Any]:
     """`tree` with `--a.b value` or `--a.b=value` laid over it. Dashes in a key count as underscores.
 
     A stage in a list of the objective is addressed by its name: `--objective.advantage.focal.gamma 1`.
@@ -108,7 +109,7 @@ def override(tree: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def _put(tree: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
+def _put(tree: dict[Any, Any], path: list[str], value: Any, flag: str) -> None:
     head, rest = path[0], path[1:]
     if not rest:
         tree[head] = value
