@@ -41,6 +41,7 @@ MODULES = {
 
 NOT_IMPORTED_YET = {
     "tensorflow-datasets": "fixed by the user; imported by the TFDS data source, which is not in yet",
+    "jinja2": "imported by transformers, which asks for it only when a chat template is rendered",
 }
 
 
