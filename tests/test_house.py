@@ -39,7 +39,7 @@ MODULES = {
 }
 """Import names that are not the package's name with underscores."""
 
-NOT_IMPORTED_YET = {
+NOT_IMPORTED = {
     "tensorflow-datasets": "fixed by the user; imported by the TFDS data source, which is not in yet",
     "jinja2": "imported by transformers, which asks for it only when a chat template is rendered",
 }
@@ -140,8 +140,8 @@ def module(requirement):
 @pytest.mark.parametrize("requirement", requirements("gguf", "logging"), ids=lambda r: r.name)
 def test_each_dependency_is_used(requirement):
     used = module(requirement) in top_modules()
-    if canonicalize_name(requirement.name) in NOT_IMPORTED_YET:
-        assert not used, f"{requirement.name} is imported now: take it out of NOT_IMPORTED_YET."
+    if canonicalize_name(requirement.name) in NOT_IMPORTED:
+        assert not used, f"{requirement.name} is imported now: take it out of NOT_IMPORTED."
     else:
         assert used, f"nothing in rlvr_jax imports {requirement.name}: drop it from pyproject.toml."
 
