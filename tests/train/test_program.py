@@ -1,5 +1,6 @@
 """The program of a run: what is computed and what is not, once for each bucket, on the mesh, in place."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -16,7 +17,8 @@ from rlvr_jax.models.names import stored_shapes
 from rlvr_jax.models.tokenizer import word_tokenizer
 from rlvr_jax.rollout.collect import collect
 from rlvr_jax.rollout.prompts import PromptStream
-from rlvr_jax.train.program import assemble, check_devices, old_stats, updates_per_step
+from rlvr_jax.train.program import Program, assemble, check_devices, old_stats, updates_per_step
+from rlvr_jax.train.step import TrainState
 from rlvr_jax.types import Pass, Stat, Stats
 
 SCRATCH = {"num_layers": 2, "dim": 16, "num_heads": 4, "num_kv_heads": 2, "mlp_dim": 24}
@@ -57,6 +59,22 @@ def step(program, state, stream, number=0, reference=None):
     return state, seen, batch.tokens.shape[1], stats
 
 
+@contextlib.contextmanager
+def compilations():
+    """Names of the functions that are compiled meanwhile, operations outside of `jit` included."""
+    names = []
+
+    def listen(event, seconds, fun_name="?", **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def stream(program):
     settings = program.config
     return PromptStream(
@@ -72,39 +90,55 @@ def stream(program):
 # ---- one run over two buckets ------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """A run of five steps: the state before and after, and of each step its bucket, metrics and compilations."""
+
+    program: Program
+    first: TrainState
+    state: TrainState
+    buckets: list
+    metrics: list
+    compiled: list
+
+
 @pytest.fixture(scope="module")
 def trained():
-    """Five steps over batches of two widths: (program, buckets, states' shardings and deletions, metrics)."""
+    """Five steps over batches of two widths in turn."""
     task = Vowels(long=20, size=8)  # half of the prompts need a bucket of 32; with long=4 none does
     program = assemble(config(task), num_prompts=8)
     short = dataclasses.replace(config(task), task=Vowels(long=4, size=8))
+    streams = [stream(program), stream(dataclasses.replace(program, config=short))]
+    buckets, metrics, compiled = [], [], []
     with jax.set_mesh(program.mesh):
-        state = program.fresh_state()
-        first, buckets, metrics = state, [], []
-        streams = [stream(program), stream(dataclasses.replace(program, config=short))]
+        state = first = program.fresh_state()
         for number in range(5):
-            state, seen, bucket, _ = step(program, state, streams[number % 2], number)
+            with compilations() as names:
+                state, seen, bucket, _ = step(program, state, streams[number % 2], number)
             buckets.append(bucket)
+            compiled.append(names)
             metrics += seen
-    return program, first, state, buckets, metrics
+    return Trained(program, first, state, buckets, metrics, compiled)
 
 
-def test_each_function_is_traced_once_for_each_bucket_of_prompt_lengths(trained):
-    program, _, _, buckets, _ = trained
-    assert buckets == [32, 16, 32, 16, 32]
-    assert dict(program.traces) == {"sample": 2, "credit": 2, "update": 2}
+def test_each_function_is_compiled_once_for_each_bucket_of_prompt_lengths(trained):
+    """Nothing at all is compiled once both buckets have been seen, though the state comes from another function then."""
+    assert trained.buckets == [32, 16, 32, 16, 32]
+    assert dict(trained.program.traces) == {"sample": 2, "credit": 2, "update": 2}
+    assert [names.count("jit(traced)") for names in trained.compiled] == [3, 3, 0, 0, 0], trained.compiled
+    assert trained.compiled[2:] == [[], [], []]
 
 
 def test_one_update_a_batch_needs_no_second_forward_and_has_no_ratio(trained):
-    program, _, _, _, metrics = trained
+    program, metrics = trained.program, trained.metrics
     assert program.score is None and program.score_ref is None
     assert all(m["policy/kl_old"] == 0.0 and m["policy/clip_fraction"] == 0.0 for m in metrics)
     assert all(abs(m["policy/kl_sampler"]) < 1e-8 for m in metrics)  # a gap of 1e-6 nats, squared
 
 
 def test_training_moves_parameters_and_gives_the_old_ones_up(trained):
-    program, first, state, _, metrics = trained
-    assert any(m["optimizer/grad_norm"] > 0 for m in metrics)
+    program, first, state = trained.program, trained.first, trained.state
+    assert any(m["optimizer/grad_norm"] > 0 for m in trained.metrics)
     assert all(x.is_deleted() for x in jax.tree.leaves((first.params, first.opt)))  # donated
     assert int(state.step) == 5
     fresh = program.fresh_state()
@@ -116,7 +150,7 @@ def test_training_moves_parameters_and_gives_the_old_ones_up(trained):
 
 
 def test_the_state_stays_where_the_mesh_wants_it(trained):
-    program, _, state, _, _ = trained
+    program, state = trained.program, trained.state
     for kept, wanted in zip(*map(jax.tree.leaves, (state, program.abstract)), strict=True):
         assert (kept.shape, kept.dtype) == (wanted.shape, wanted.dtype)
         assert kept.sharding.is_equivalent_to(wanted.sharding, kept.ndim), (kept.sharding, wanted.sharding)
@@ -126,7 +160,7 @@ def test_the_state_stays_where_the_mesh_wants_it(trained):
 
 
 def test_a_fresh_state_is_a_function_of_the_seed_alone(trained):
-    program = trained[0]
+    program = trained.program
     other = dataclasses.replace(program, config=dataclasses.replace(program.config, seed=1))
     one, again, two = (jax.device_get(p.fresh_state().params) for p in (program, program, other))
     chex.assert_trees_all_equal(one, again)
@@ -144,8 +178,9 @@ def anchored():
     settings = config(
         Vowels(long=4),
         objective=objective,
-        batch={**TREE["batch"], "minibatches": 2},
+        batch={"prompts": 8, "group_size": 2, "minibatches": 2},
         optimizer={"learning_rate": 0.05},
+        mesh={},
     )
     program = assemble(settings, num_prompts=40)
     with jax.set_mesh(program.mesh):
