@@ -30,6 +30,20 @@ class SequenceMean(Aggregate):
         return safe_divide(mask, mask.sum(1, keepdims=True) * _rows(mask))
 
 
+@register("aggregate", "sequence_sum")
+@dataclasses.dataclass(frozen=True)
+class SequenceSum(Aggregate):
+    """Mean over a response's tokens, summed over responses: a step grows with the number of responses.
+
+        c_it = m_it / |o_i|
+
+    Reference: the "only token mean" loss of DCPO, arXiv:2509.02333.
+    """
+
+    def coefficients(self, mask: Float[Array, "B T"], spec: BatchSpec) -> Float[Array, "B T"]:
+        return safe_divide(mask, jnp.broadcast_to(mask.sum(1, keepdims=True), mask.shape))
+
+
 @register("aggregate", "token_mean")
 @dataclasses.dataclass(frozen=True)
 class TokenMean(Aggregate):

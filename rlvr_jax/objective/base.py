@@ -34,6 +34,8 @@ class Part:
     slot: ClassVar[str] = "?"
     name: ClassVar[str] = "?"
     needs: ClassVar[Needs] = frozenset()
+    note: ClassVar[str] = ""
+    """What somebody who picks this part may trip over, in a sentence; printed by `rlvr-jax variants`."""
 
     def check(self, spec: BatchSpec) -> None:
         """Raise ValueError where this part makes no sense for batches of this shape."""
@@ -137,6 +139,8 @@ class Ratio(Part, abc.ABC):
 
     is_ratio: ClassVar[bool] = True
     """False where `log_ratio` is a log-likelihood, which no clip of a ratio can work on."""
+    by_token: ClassVar[bool] = True
+    """False where a token's gain moves the whole response, so that no pass can take some of its tokens."""
 
     @abc.abstractmethod
     def log_ratio(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -168,6 +172,10 @@ class Gate(Part, abc.ABC):
     @abc.abstractmethod
     def weight(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
         """Non-negative weight of each token."""
+
+    def metrics(self, weight: Float[Array, "B T"], mask: Float[Array, "B T"]) -> Metrics:
+        """Figures about the weights, logged under `gate/<name>/`."""
+        return {}
 
 
 class Regulariser(Part, abc.ABC):

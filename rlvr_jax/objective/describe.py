@@ -40,8 +40,11 @@ def describe(name: str) -> Description:
             ]
             data.append({"slot": field.name, "name": part.name, **values, "doc": doc})
     reads = sorted(f"{which}.{stat}" for which, stat in objective.needs)
-    lines += ["", f"reads: {', '.join(reads)}"]
-    return Description(text="\n".join(lines), data={"name": name, "parts": data, "reads": reads})
+    notes = list(objective.notes)
+    lines += ["", f"reads: {', '.join(reads)}", *(f"note: {note}" for note in notes)]
+    return Description(
+        text="\n".join(lines), data={"name": name, "parts": data, "reads": reads, "notes": notes}
+    )
 
 
 def _parts(value: Any) -> tuple[Part, ...]:

@@ -76,6 +76,24 @@ class Objective:
                 "log-likelihood of one: use it with ratio 'token', or take clip 'unclipped'."
             )
 
+        if self.passes.count > 1 and not self.ratio.by_token:
+            raise ValueError(
+                f"passes {self.passes.name!r} takes the tokens of a response apart, and ratio {self.ratio.name!r} moves "
+                "all of them with each: use it with ratio 'gspo_token'."
+            )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything that stands in a slot, in the order in which it runs."""
+        stages = (stage for slot in CREDIT_SLOTS for stage in getattr(self, slot).stages)
+        rest = (self.passes, self.aggregate, self.ratio, self.clip, *self.gates, *self.regularisers)
+        return (*stages, *rest)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who runs this objective may trip over."""
+        return tuple(part.note for part in self.parts if part.note)
+
     @property
     def credit_needs(self) -> Needs:
         """Statistics that `credit` reads."""
@@ -97,9 +115,7 @@ class Objective:
 
     def check(self, spec: BatchSpec) -> None:
         """Raise ValueError where a part makes no sense for batches of this shape."""
-        chains = tuple(getattr(self, s) for s in CREDIT_SLOTS)
-        rest = (self.passes, self.aggregate, self.ratio, self.clip, *self.gates, *self.regularisers)
-        for part in (*chains, *rest):
+        for part in self.parts:
             part.check(spec)
 
     def init(self, spec: BatchSpec) -> State:
@@ -148,14 +164,16 @@ class Objective:
         log_ratio = self.ratio.log_ratio(stats.view(self.ratio.needs, self.ratio.name), credit.mask)
         narrow = stats.view(self.clip.needs, self.clip.name)
         gain = self.clip.gain(log_ratio, credit.advantage, narrow)
-        for gate in self.gates:
-            gate_weight = gate.weight(stats.view(gate.needs, gate.name), credit.mask)
-            gain = gain * jax.lax.stop_gradient(gate_weight)
         metrics = {
             "policy/clip_fraction": Mean.of(
                 self.clip.clipped(log_ratio, credit.advantage, narrow), credit.mask
             ),
         }
+        for gate in self.gates:
+            gate_weight = gate.weight(stats.view(gate.needs, gate.name), credit.mask)
+            gain = gain * jax.lax.stop_gradient(gate_weight)
+            found = gate.metrics(gate_weight, credit.mask)
+            metrics |= {f"gate/{gate.name}/{k}": v for k, v in found.items()}
         for part in self.regularisers:
             penalty = part.penalty(stats.view(part.needs, part.name), credit.mask)
             metrics[f"regulariser/{part.name}"] = Mean.of(penalty, credit.mask)

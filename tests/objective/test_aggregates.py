@@ -37,6 +37,7 @@ def slow(name, mask, group_size, length):
                     1
                     / {
                         "sequence_mean": sum(mask[i]) * len(rows),
+                        "sequence_sum": sum(mask[i]),
                         "token_mean": sum(sum(row) for row in mask),
                         "prompt_token_mean": sum(sum(mask[j]) for j in members) * len(prompts),
                         "fixed_length": length * len(rows),
@@ -98,8 +99,11 @@ def step(name, mask, *, micro=1, sharding=None, spec=BIG, rows=None):
 
 
 def close(a, b):
-    """Sums of 190 float32 terms in another order: gradients are below 1, and their ulp below 6e-8."""
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+    """Sums of 190 float32 terms in another order: a few ulp (6e-8) of the largest gradient, which is up to 1 for means
+    and of the order of 10 for a sum over responses."""
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6 * max(1, np.abs(y).max())), a, b
+    )
 
 
 @every_aggregate
@@ -192,9 +196,10 @@ def test_the_denominator_is_that_of_the_optimiser_step(name):
 
 
 def test_coefficients_of_a_full_batch_sum_to_one():
+    """But for the sum over responses, which grows with their number."""
     for name in ALL:
         full = coefficients(registry.build("aggregate", name), np.ones((B, T)))
-        np.testing.assert_allclose(np.sum(full), 1.0, rtol=1e-5)
+        np.testing.assert_allclose(np.sum(full), B if name == "sequence_sum" else 1.0, rtol=1e-5)
 
 
 def test_passes_share_the_denominators_of_the_whole_step():

@@ -1,0 +1,67 @@
+"""Weights of whole responses: signed advantages [B] -> [B]. Groups are consecutive rows."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rlvr_jax.numerics import group_mean, grouped, masked_mean
+from rlvr_jax.objective.base import Context, Stateless
+from rlvr_jax.registry import register
+from rlvr_jax.types import Needs, Pass, Stat, needs
+
+_LOWEST_MEAN = -60.0
+"""Nats; e^60 is far above every weight that makes sense, and sums of them are finite in float32."""
+
+
+def inverse_occurrence(
+    mean_logprob: Float[Array, " B"], group_size: int, *, cap: float | None = None, normalize: bool = False
+) -> Float[Array, " B"]:
+    """w_i = 1 / (G pbar_i) with pbar_i = exp(mean_logprob_i): responses that the policy gives often weigh less.
+
+    `mean_logprob` is the mean over a response's tokens under the old policy, in nats. `cap` is the largest weight, applied
+    first; `normalize` then divides by the mean weight of the group, which keeps the size of a step.
+    Reference: ReCo, arXiv:2607.26862. Raises ValueError for a cap that is not positive.
+    """
+    if cap is not None and not cap > 0:
+        raise ValueError(
+            f"inverse_occurrence cap is the largest weight and above 0 (None: no cap), got {cap}."
+        )
+    weight = jnp.exp(-jnp.maximum(mean_logprob, _LOWEST_MEAN)) / group_size
+    if cap is not None:
+        weight = jnp.minimum(weight, cap)
+    if normalize:
+        weight = (grouped(weight, group_size) / group_mean(weight, group_size)).reshape(weight.shape)
+    return weight
+
+
+@register("response_weight", "inverse_occurrence")
+@dataclasses.dataclass(frozen=True)
+class InverseOccurrence(Stateless):
+    """ReCo's response level: `inverse_occurrence` of the old policy's length-normalised likelihood.
+
+        A_i <- w_i A_i,   w_i = min(1 / (G pbar_i), cap) / (mean of the group),   pbar_i = exp(mean_t log pi_old(o_it))
+
+    The likelihood is that of all sampled tokens, whatever the masks leave out of the loss.
+    Reference: ReCo, arXiv:2607.26862 (abstract; the equation as three third-party texts give it).
+    Deviations: the geometric mean, the cap and its value, and the normalisation are our proposal: the full text was not
+    read. Without the normalisation G pbar is above 1, and ReCo would mostly be a G times smaller step.
+    """
+
+    cap: float | None = 5.0
+    """Largest weight before the normalisation; null for none."""
+    normalize: bool = True
+    """Divide by the mean weight of the group."""
+
+    needs: ClassVar[Needs] = needs(old=Stat.LOGPROB)
+
+    def __post_init__(self):
+        if self.cap is not None and not self.cap > 0:
+            raise ValueError(
+                f"inverse_occurrence cap is the largest weight and above 0 (None: no cap), got {self.cap}."
+            )
+
+    def transform(self, x: Float[Array, " B"], ctx: Context) -> Float[Array, " B"]:
+        mean = masked_mean(ctx.stats.get(Pass.OLD, Stat.LOGPROB), ctx.rollout.mask)
+        return x * inverse_occurrence(mean, ctx.spec.group_size, cap=self.cap, normalize=self.normalize)
