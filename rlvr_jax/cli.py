@@ -112,10 +112,10 @@ def _train(command: Train, rest: Sequence[str]) -> int:
 
 def _eval(command: Eval, rest: Sequence[str]) -> int:
     from rlvr_jax.train.logs import counting
-    from rlvr_jax.train.policy import evaluate_policy, policy_config
+    from rlvr_jax.train.policy import evaluate_policy, evaluation_config
     from rlvr_jax.train.summary import rate_table
 
-    config = policy_config(command.policy, {"task": command.task} if command.task else {}, rest)
+    config = evaluation_config(command.policy, command.task, rest)
     with counting("evaluation") as progress:
         found = evaluate_policy(
             command.policy, config, command.prompts, command.samples, command.k, progress
@@ -130,7 +130,7 @@ def _eval(command: Eval, rest: Sequence[str]) -> int:
 def _sample(command: Sample, rest: Sequence[str]) -> int:
     from rlvr_jax.train.policy import policy_config, sample_policy
 
-    config = policy_config(command.policy, {}, rest)
+    config = policy_config(command.policy, rest)
     for found in sample_policy(command.policy, config, command.prompt, command.samples):
         print(json.dumps(dataclasses.asdict(found)) if command.json else found.text)
     return 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvr_jax.config import Batch, Config
 from rlvr_jax.configfile import override, parse
+from rlvr_jax.registry import names
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
 from rlvr_jax.sharding import batch_shards, make_mesh
@@ -30,20 +31,27 @@ class Completion:
     logprob: float
 
 
-def policy_config(path: pathlib.Path, tree: dict[str, Any], overrides: Sequence[str]) -> Config:
+def policy_config(path: pathlib.Path, overrides: Sequence[str]) -> Config:
     """The config to open `path` with: a run directory's own, or defaults around a model's path.
 
-    `tree` and then `overrides` (`--field value` words) are laid over it.
+    `overrides` (`--field value` words) are laid over it.
     """
     base = saved_config(path)
-    if base is None:
-        base = {"model": {"path": str(path)}}
-    merged = {**base}
-    for name, value in tree.items():
-        merged[name] = (
-            {**merged.get(name, {}), **value} if isinstance(value, dict) and name != "task" else value
+    return parse(override({"model": {"path": str(path)}} if base is None else base, overrides))
+
+
+def evaluation_config(path: pathlib.Path, task: str | None, overrides: Sequence[str]) -> Config:
+    """`policy_config` on the task of a run, or on the one that is named.
+
+    Raises ValueError for a model without a task: a default one would be evaluated unasked.
+    """
+    words = ["--task", task, *overrides] if task else list(overrides)
+    named = any(word.split("=")[0] == "--task" for word in words)
+    if not named and path.exists() and saved_config(path) is None:
+        raise ValueError(
+            f"{path} is no run, so it has no task of its own: name one with --task, of {', '.join(names('task'))}."
         )
-    return parse(override(merged, overrides))
+    return policy_config(path, words)
 
 
 def open_policy(path: pathlib.Path, config: Config) -> tuple[Program, Any]:
