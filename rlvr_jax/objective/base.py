@@ -35,7 +35,7 @@ class Part:
     name: ClassVar[str] = "?"
     needs: ClassVar[Needs] = frozenset()
     note: ClassVar[str] = ""
-    """What somebody who picks this part may trip over, in a sentence; printed by `rlvr-jax variants`."""
+    """Where this part does nothing with one update per batch, in a sentence: printed by `variants` and before such a run."""
 
     def check(self, spec: BatchSpec) -> None:
         """Raise ValueError where this part makes no sense for batches of this shape."""

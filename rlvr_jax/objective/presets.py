@@ -138,8 +138,8 @@ SOURCES: Mapping[str, str] = {
     "intuitor": "arXiv:2505.19590. GRPO on self-certainty in place of the verifier's reward; their KL (0.005) is left out.",
     "rent": "arXiv:2505.22660. GRPO on minus the mean entropy in place of the verifier's reward; their KL (0.001) is left out.",
     "rule_80_20": "arXiv:2506.01939. DAPO on the 20% most uncertain tokens of the batch, which alone are the denominator.",
-    "advantage_reweighting": "arXiv:2505.12929. Advantages times 0.2 p + 0.8; clip 0.2/0.24, dual clip 10, token mean.",
-    "lopti": "arXiv:2505.12929. Unlikely tokens (p <= 0.4) in a first update, the others in a second; same clip.",
+    "advantage_reweighting": "arXiv:2505.12929. Advantages times 0.2 p + 0.8; clip 0.2/0.24, dual clip 10, token mean; their KL (0.001) is left out.",
+    "lopti": "arXiv:2505.12929. Unlikely tokens (p <= 0.4) in a first update, the others in a second; same clip, no KL.",
     "ar_lopti": "arXiv:2505.12929. Both: advantages times 0.3 p + 0.7, and two updates split at p = 0.5.",
     "imitation": "Maximum likelihood of given responses weighted by their reward: the supervised warm-up.",
 }

@@ -126,3 +126,6 @@ def warn_about(config: Config) -> None:
             "note: top_k or top_p draws from a part of the policy whose full log-probabilities are trained, which biases "
             "the gradient; sampling.top_k=0 and sampling.top_p=1 do not."
         )
+    if config.batch.updates == 1:  # what the notes are about: parts that do nothing on policy
+        for note in config.objective.notes:
+            say(f"note: {note}")

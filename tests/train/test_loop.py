@@ -110,6 +110,18 @@ def test_steps_may_change_only_where_the_learning_rate_does_not_follow_them(tmp_
     assert "steps" not in free_keys(config(tmp_path, optimizer={"schedule": "cosine"}))
 
 
+def test_a_ratio_that_does_nothing_on_policy_is_noted(tmp_path, capsys, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "assemble", stop)
+    for updates, noted in ((1, True), (2, False)):
+        batch = {"prompts": 8, "group_size": 2, "minibatches": updates}
+        with pytest.raises(KeyboardInterrupt):
+            fit(config(tmp_path, objective="reco", batch=batch))
+        assert ("note: ratio 'bernoulli_variance' is 1 everywhere" in capsys.readouterr().err) == noted
+
+
 def test_a_top_p_that_biases_the_gradient_is_noted(tmp_path, capsys, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
