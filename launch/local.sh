@@ -36,6 +36,8 @@ trap 'told_to_stop=true; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || t
 while ! $told_to_stop; do
     "${train[@]}" &
     child=$!
+    # Told between the start and the line above: the trap did not know whom to tell.
+    ! $told_to_stop || kill -TERM "$child" 2>/dev/null || true
     code=0
     wait "$child" || code=$?
     while [[ -n $(jobs -pr) ]]; do # the signal ended the wait, the run is still saving

@@ -18,6 +18,7 @@ def local(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "bin").mkdir()
     script = shutil.copy(ROOT / "launch" / "local.sh", tmp_path / "launch")
+    runs: list[subprocess.Popen] = []
 
     def start(body, *arguments):
         if body is not None:
@@ -25,19 +26,25 @@ def local(tmp_path):
             stand_in.write_text(f'#!/usr/bin/env bash\necho "$@" >> {tmp_path}/calls\n{body}\n')
             stand_in.chmod(0o755)
         path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-        return subprocess.Popen(
+        run = subprocess.Popen(
             [script, *arguments],
             env={**os.environ, "PATH": path},
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+        runs.append(run)
+        return run
 
     start.calls = lambda: (
         (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
     )
     start.folder = tmp_path
-    return start
+    yield start
+    for run in runs:  # where a test failed, nothing of it goes on
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 130])
@@ -72,6 +79,20 @@ def test_told_to_stop_it_lets_the_run_save_and_does_not_start_it_again(local, se
     assert run.returncode == 143
     assert (local.folder / "saved").read_text() == "saved\n"
     assert len(local.calls()) == 1
+
+
+def test_told_to_stop_while_it_starts_the_run_it_still_tells_the_run(local):
+    """The run itself sends the signal, at once: before the script knows the run's process, or just after."""
+    body = """
+        here=${0%/bin/*}
+        trap 'echo saved >> "$here/saved"; exit 143' TERM
+        kill -TERM "$PPID"
+        while :; do sleep 0.05; done
+    """
+    run = local(body, "c.yaml")
+    run.communicate(timeout=10)
+    assert run.returncode == 143
+    assert (local.folder / "saved").read_text() == "saved\n"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--seed", "1")])
