@@ -40,7 +40,10 @@ def local(tmp_path):
         (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
     )
     start.folder = tmp_path
+    # Where these tests run in the background, SIGINT is ignored, and a shell cannot trap what was ignored before it began.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield start
+    signal.signal(signal.SIGINT, before)
     for run in runs:  # where a test failed, nothing of it goes on
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
