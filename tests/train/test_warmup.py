@@ -125,14 +125,17 @@ def test_a_demonstration_is_a_right_answer_with_its_stop_token(program):
     assert not rollout.truncated.any()
 
 
-def without_steps(monkeypatch):
-    """Steps that do nothing, so that only the warm-up's own course is left."""
+def course(monkeypatch, program, warmed, pass_rate, report):
+    """A warm-up whose steps do nothing, so that only its own course is left."""
 
     def make(*_):
         loss = Mean(total=jnp.ones(()), count=jnp.ones(()))
         return lambda state, *rest: (state, {"loss": loss})
 
     monkeypatch.setattr(module, "make_update", make)
+    with jax.set_mesh(program.mesh):
+        places = jax.tree.map(lambda x: x.sharding, program.abstract.params)
+        warm_up(program, program.state_of(jax.device_put(warmed[0], places)), pass_rate, report)
 
 
 @pytest.mark.parametrize(
@@ -143,27 +146,16 @@ def without_steps(monkeypatch):
         ({"target": 0.9, "steps": 7, "check_every": 3}, 0.9, 3),
     ],
 )
-def test_a_warm_up_ends_at_its_target_or_after_its_steps(program, monkeypatch, warmup, rate, last):
-    without_steps(monkeypatch)
-    settings = config(warmup={**TREE["warmup"], **warmup})
+def test_a_warm_up_ends_at_its_target_or_after_its_steps(program, warmed, monkeypatch, warmup, rate, last):
+    program = dataclasses.replace(program, config=config(warmup={**TREE["warmup"], **warmup}))
     steps = []
-    with jax.set_mesh(program.mesh):
-        warm_up(
-            dataclasses.replace(program, config=settings),
-            program.fresh_state(),
-            lambda params: rate,
-            lambda step, loss, rate: steps.append(step) or True,
-        )
+    course(monkeypatch, program, warmed, lambda params: rate, lambda step, *_: steps.append(step) or True)
     assert steps == list(range(1, last + 1))
 
 
-def test_a_warm_up_ends_where_its_report_says_so(program, monkeypatch):
-    without_steps(monkeypatch)
+def test_a_warm_up_ends_where_its_report_says_so(program, warmed, monkeypatch):
     steps = []
-    with jax.set_mesh(program.mesh):
-        warm_up(
-            program, program.fresh_state(), lambda p: 0.0, lambda step, *_: steps.append(step) or step < 2
-        )
+    course(monkeypatch, program, warmed, lambda params: 0.0, lambda step, *_: steps.append(step) or step < 2)
     assert steps == [1, 2]
 
 
