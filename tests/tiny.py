@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from rlvr_jax.models.config import ModelConfig
@@ -134,6 +135,14 @@ def dense(share=G):
         return jnp.einsum("btd,vd->btv", hidden, model.head(), precision="highest")
 
     return jax.jit(logits, compiler_options=QUICK)
+
+
+def keep_gradient():
+    """An optimiser that changes nothing, and whose state is the last gradient."""
+    return optax.GradientTransformation(
+        init=lambda params: jax.tree.map(jnp.zeros_like, params),
+        update=lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
+    )
 
 
 def log_softmax(z):

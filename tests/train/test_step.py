@@ -8,7 +8,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import tiny
 from tiny import G, P
@@ -30,14 +29,6 @@ GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
 
 FORWARD = Forward(tiny.decoder()[0], TEMPERATURE, chunk=24)
 OLD, SAMPLER = (Pass.OLD, Stat.LOGPROB), (Pass.SAMPLER, Stat.LOGPROB)
-
-
-def keep_gradient():
-    """An optimiser that changes nothing, and whose state is the last gradient."""
-    return optax.GradientTransformation(
-        init=lambda params: jax.tree.map(jnp.zeros_like, params),
-        update=lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
-    )
 
 
 @functools.cache
@@ -137,7 +128,7 @@ def reference(name, mask=None, rows=slice(None), old=None):
 def jitted(name, mesh, micro, minibatches):
     """(credit, update) for a batch on a mesh, or where `mesh` is None on one device."""
     objective = preset(name)
-    update = make_update(objective, FORWARD, keep_gradient(), part_of(minibatches), minibatches, micro)
+    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(minibatches), minibatches, micro)
     return tuple(jax.jit(f, compiler_options=tiny.QUICK) for f in (make_credit(objective, SPEC), update))
 
 
@@ -158,7 +149,7 @@ def run(functions, name="grpo", mesh=None, j=0, rollout=None, values=None):
         state = objective.init(SPEC)
         credit, state, _ = credit_of(rollout, Stats(values={}), state)
         start = TrainState(
-            params=params, opt=keep_gradient().init(params), objective=state, step=jnp.zeros((), int)
+            params=params, opt=tiny.keep_gradient().init(params), objective=state, step=jnp.zeros((), int)
         )
         state, metrics = update(start, rollout, Stats(values=values), credit, 0, j)
     chex.assert_trees_all_equal(state.params, params)
@@ -287,7 +278,7 @@ class Watched(Ppo):
 @functools.cache
 def watched():
     objective = dataclasses.replace(preset("grpo"), clip=Watched())
-    update = make_update(objective, FORWARD, keep_gradient(), part_of(2), 2, 1)
+    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(2), 2, 1)
     return tuple(jax.jit(f, compiler_options=tiny.QUICK) for f in (make_credit(objective, SPEC), update))
 
 
@@ -349,59 +340,3 @@ def test_rows_of_a_micro_batch_share_a_prompt_or_a_part_of_one():
         "a micro-batch of 6 rows holds neither whole groups of 4 nor an even part of one: "
         "change batch.micro_batches, batch.minibatches, batch.prompts or batch.group_size."
     )
-
-
-# ---- memory ------------------------------------------------------------------------------------------------------
-
-
-def sizes(jaxpr):
-    """Numbers of elements of everything that a jaxpr and those inside it compute."""
-    for equation in jaxpr.eqns:
-        for variable in equation.outvars:
-            yield int(np.prod(variable.aval.shape)), variable.aval.shape
-        for value in jax.tree.leaves(
-            equation.params, is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from sizes(inner)
-
-
-def largest(function, chunk):
-    """The largest array in a step or a score of 3 rows of 5 tokens over 509 words."""
-    config = dataclasses.replace(tiny.CONFIG, vocab_size=509, dim=8, head_dim=2)
-    graphdef, params = tiny.decoder(config)
-    forward = Forward(graphdef, TEMPERATURE, chunk)
-    spec = BatchSpec(groups=1, group_size=3, length=5, num_prompts=1)
-    rows = jnp.ones((3, 5))
-    rollout = Rollout(
-        prompt=jnp.ones((3, 2), int),
-        prompt_length=jnp.full(3, 2),
-        tokens=jnp.ones((3, 5), int),
-        length=jnp.full(3, 5),
-        mask=rows,
-        reward=jnp.arange(3.0),
-        correct=jnp.arange(3.0),
-        prompt_id=jnp.zeros(3, int),
-        truncated=jnp.zeros(3, bool),
-    )
-    if function == "score":
-        jaxpr = jax.make_jaxpr(make_score(forward, Pass.OLD, set(Stat), 3, 1))(params, rollout)
-    else:
-        objective = preset("grpo")
-        credit, state, _ = objective.credit(rollout, Stats(values={}), spec, objective.init(spec))
-        start = TrainState(
-            params=params, opt=keep_gradient().init(params), objective=state, step=jnp.zeros((), int)
-        )
-        update = make_update(objective, forward, keep_gradient(), spec, 1, 1)
-        jaxpr = jax.make_jaxpr(update)(start, rollout, Stats(values={OLD: -rows}), credit, 0, 0)
-    return max(sizes(jaxpr.jaxpr))
-
-
-@pytest.mark.parametrize("function", ["score", "update"])
-def test_no_array_of_rows_by_tokens_by_vocabulary_exists(function):
-    """In the loss and in its gradient. The next largest thing is the head, 509 x 8 and less than 3 x 5 x 509."""
-    size, shape = largest(function, chunk=64)
-    assert size < 3 * 5 * 509, shape
-    size, shape = largest(function, chunk=509)  # the search finds it where it does exist
-    assert size >= 3 * 5 * 509 and sorted(n for n in shape if n > 1) == [3, 5, 509]
