@@ -44,15 +44,7 @@ def fit(config: Config) -> Outcome:
     warn_about(config)
     run_dir = pathlib.Path(config.run_dir)
     program = assemble(config, num_prompts=len(config.task.records("train")))
-    stream = PromptStream(
-        config.task,
-        program.tokenizer,
-        "train",
-        config.batch.prompts,
-        config.prompts.max_tokens,
-        config.prompts.too_long,
-        config.seed,
-    )
+    stream = program.stream(config.batch.prompts)
     open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else EVERY_KEY)
     with jax.set_mesh(program.mesh), StopRequest() as stop, Checkpoints.of(config) as checkpoints:
         return Run(program, run_dir, stream, checkpoints, stop).train()

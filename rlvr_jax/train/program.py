@@ -17,7 +17,7 @@ from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
 from rlvr_jax.models.load import load, read_config
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
-from rlvr_jax.rollout.prompts import PromptBatch
+from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
 from rlvr_jax.rollout.sampler import Samples, make_sampler
 from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
@@ -53,6 +53,12 @@ class Program:
     def rows(self, tree: Any) -> Any:
         """Host arrays with rows on axis 0, laid out over the mesh."""
         return jax.device_put(tree, row_sharding(self.mesh))
+
+    def stream(self, batch: int) -> PromptStream:
+        """Training prompts in batches of that many, in the order of the run's seed."""
+        config = self.config
+        limit, policy = config.prompts.max_tokens, config.prompts.too_long
+        return PromptStream(config.task, self.tokenizer, "train", batch, limit, policy, config.seed)
 
     def sample_batch(
         self, params: Any, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlvr_jax.config import Config, Optimizer
 from rlvr_jax.objective import preset
-from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
+from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.train.optimizer import make_optimizer
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.step import Forward, TrainState, make_credit, make_update
@@ -77,15 +77,7 @@ def warm_up(
     update = jax.jit(make_update(objective, forward, tx, spec, 1, 1), donate_argnums=0)
     credit = jax.jit(make_credit(objective, spec))
     nothing = objective.init(spec)
-    stream = PromptStream(
-        config.task,
-        program.tokenizer,
-        "train",
-        warm.batch,
-        config.prompts.max_tokens,
-        config.prompts.too_long,
-        config.seed,
-    )
+    stream = program.stream(warm.batch)
     state = dataclasses.replace(state, opt=jax.jit(tx.init)(state.params), objective=nothing)
     for step in range(1, warm.steps + 1):
         rollout = program.rows(demonstrations(config, program, next(stream)))
