@@ -10,11 +10,39 @@ never retraces), and `dataclasses.asdict` is the serialisation.
 
 import abc
 import dataclasses
-from typing import ClassVar
+import enum
+from typing import Any, ClassVar
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rlvr_jax.types import BatchSpec, Metrics, Needs, Rollout, State, Stats
+
+
+class Standing(enum.StrEnum):
+    """Where the default of a stage's field comes from. A number that is only ours is never shown as a paper's."""
+
+    PAPER = "paper"
+    REPORTED = "reported"
+    PROPOSAL = "our proposal"
+
+
+def paper(default: Any, where: str = "") -> Any:
+    """A field whose default the cited paper or its authors' code states: `low: float = paper(0.2, "section 4.1")`."""
+    return _field(default, Standing.PAPER, where)
+
+
+def reported(default: Any, by: str) -> Any:
+    """A field whose default is the method's by the word of a third party, named in `by`."""
+    return _field(default, Standing.REPORTED, by)
+
+
+def proposal(default: Any, why: str) -> Any:
+    """A field whose default no source of the method gives: it is ours, for the reason given."""
+    return _field(default, Standing.PROPOSAL, why)
+
+
+def _field(default: Any, standing: Standing, why: str) -> Any:
+    return dataclasses.field(default=default, metadata={"standing": standing, "why": why})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +54,12 @@ class Context:
     spec: BatchSpec
     reward: Float[Array, " B"]
     mask: Float[Array, "B T"]
+
+    @property
+    def valid(self) -> Bool[Array, " B"]:
+        """False for a response that was rejected where it was collected (no token of it is trained, whatever the mask
+        slot does): it has no part in the statistics of its group."""
+        return (self.rollout.mask > 0).any(1)
 
 
 class Part:
