@@ -13,9 +13,11 @@ import dataclasses
 import enum
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rlvr_jax.types import BatchSpec, Metrics, Needs, Rollout, State, Stats
+from rlvr_jax.numerics import group_count, grouped
+from rlvr_jax.types import BatchSpec, Metrics, Needs, Rollout, Rows, State, Stats
 
 
 class Standing(enum.StrEnum):
@@ -70,6 +72,8 @@ class Part:
     needs: ClassVar[Needs] = frozenset()
     note: ClassVar[str] = ""
     """Where this part does nothing with one update per batch, in a sentence: printed by `variants` and before such a run."""
+    uses_uniform_groups: ClassVar[bool] = False
+    """True where this part learns from groups whose responses are all right or all wrong, so that no filter may take them."""
 
     def check(self, spec: BatchSpec) -> None:
         """Raise ValueError where this part makes no sense for batches of this shape."""
@@ -148,6 +152,26 @@ def chain(*stages: Stage) -> Chain:
     """`chain(Group(), Focal(0.5))`. An empty chain is the identity; a chain among the stages gives its own."""
     flat = (s.stages if isinstance(s, Chain) else (s,) for s in stages)
     return Chain(tuple(stage for inner in flat for stage in inner))
+
+
+class GroupFilter(Stateless):
+    """A mask that leaves whole groups out by how many of their responses are right.
+
+    A run may sample other groups in the place of those (`batch.max_rounds`).
+    """
+
+    @abc.abstractmethod
+    def keeps(self, right: Float[Rows, " P"], answers: Float[Rows, " P"]) -> Bool[Rows, " P"]:
+        """Whether a group is trained on, `right` of whose `answers` (rejected ones not counted) are right.
+
+        In arithmetic that NumPy and JAX arrays share: it is asked on the host as well.
+        """
+
+    def transform(self, x: Float[Array, "B T"], ctx: Context) -> Float[Array, "B T"]:
+        size = ctx.spec.group_size
+        right = grouped(jnp.where(ctx.valid, ctx.rollout.correct, 0.0), size).sum(1)
+        keep = self.keeps(right, group_count(ctx.valid, size)[:, 0])
+        return x * jnp.repeat(keep, size, total_repeat_length=x.shape[0]).astype(x.dtype)[:, None]
 
 
 class Passes(Part, abc.ABC):

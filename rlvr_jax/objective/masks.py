@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rlvr_jax.numerics import grouped
-from rlvr_jax.objective.base import Context, Stateless
+from rlvr_jax.objective.base import Context, GroupFilter, Stateless
 from rlvr_jax.registry import register
-from rlvr_jax.types import BatchSpec
+from rlvr_jax.types import BatchSpec, Rows
 
 
 @register("mask", "drop_truncated")
@@ -27,12 +25,13 @@ class DropTruncated(Stateless):
 
 @register("mask", "drop_uniform_groups")
 @dataclasses.dataclass(frozen=True)
-class DropUniformGroups(Stateless):
+class DropUniformGroups(GroupFilter):
     """Leaves groups whose responses are all right or all wrong out of the loss and of its denominators.
 
         m_it <- m_it * 1[0 < X < G],    X = number of correct responses of the group
 
-    On raw correctness, not on the shaped reward: an all-wrong group whose lengths differ is still all wrong.
+    On raw correctness, not on the shaped reward: an all-wrong group whose lengths differ is still all wrong. With
+    `batch.max_rounds` above 1 a run samples other groups in the place of those (DAPO's dynamic sampling).
     Reference: DAPO, arXiv:2503.14476, eq. 11 (the constraint of dynamic sampling).
     """
 
@@ -43,8 +42,5 @@ class DropUniformGroups(Stateless):
                 "has none: nothing would be trained. Set batch.group_size to 2 or more."
             )
 
-    def transform(self, x: Float[Array, "B T"], ctx: Context) -> Float[Array, "B T"]:
-        right = grouped(ctx.rollout.correct, ctx.spec.group_size).sum(1)
-        mixed = (right > 0) & (right < ctx.spec.group_size)
-        keep = jnp.repeat(mixed, ctx.spec.group_size, total_repeat_length=x.shape[0])
-        return x * keep.astype(x.dtype)[:, None]
+    def keeps(self, right: Float[Rows, " P"], answers: Float[Rows, " P"]) -> Bool[Rows, " P"]:
+        return (right > 0) & (right < answers)

@@ -24,6 +24,7 @@ from rlvr_jax.objective.base import (
     Clip,
     Context,
     Gate,
+    GroupFilter,
     Part,
     Passes,
     Ratio,
@@ -75,12 +76,17 @@ class Objective:
                 f"clip {self.clip.name!r} bounds the ratio of two policies, and ratio {self.ratio.name!r} is the "
                 "log-likelihood of one: use it with ratio 'token', or take clip 'unclipped'."
             )
-
         if self.passes.count > 1 and not self.ratio.by_token:
             raise ValueError(
                 f"passes {self.passes.name!r} takes the tokens of a response apart, and ratio {self.ratio.name!r} moves "
                 "all of them with each: use it with ratio 'gspo_token'."
             )
+        for part in self.parts if self.filters else ():
+            if part.uses_uniform_groups:
+                raise ValueError(
+                    f"{part.slot} {part.name!r} learns from groups whose answers are all right or all wrong, and mask "
+                    f"{self.filters[0].name!r} leaves them out: take one of the two."
+                )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -88,6 +94,11 @@ class Objective:
         stages = (stage for slot in CREDIT_SLOTS for stage in getattr(self, slot).stages)
         rest = (self.passes, self.aggregate, self.ratio, self.clip, *self.gates, *self.regularisers)
         return (*stages, *rest)
+
+    @property
+    def filters(self) -> tuple[GroupFilter, ...]:
+        """Masks that leave whole groups out."""
+        return tuple(stage for stage in self.mask.stages if isinstance(stage, GroupFilter))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -33,11 +33,14 @@ _grpo = Objective()
 _dr_grpo = dataclasses.replace(
     _grpo, advantage=chain(advantages.Center()), aggregate=aggregates.FixedLength()
 )
-_dapo = dataclasses.replace(_grpo, clip=clips.Ppo(0.2, 0.28), aggregate=aggregates.TokenMean())
+_clip_higher = dataclasses.replace(_grpo, clip=clips.Ppo(0.2, 0.28), aggregate=aggregates.TokenMean())
+_dapo = dataclasses.replace(
+    _clip_higher, reward=chain(rewards.Overlong()), mask=chain(masks.DropUniformGroups())
+)
 _f_grpo = dataclasses.replace(
     _grpo, advantage=chain(advantages.Group(), advantages.Focal(0.5)), aggregate=aggregates.TokenMean()
 )
-_f_dapo = dataclasses.replace(_dapo, advantage=_f_grpo.advantage)
+_f_dapo = dataclasses.replace(_clip_higher, advantage=_f_grpo.advantage)
 _rloo = dataclasses.replace(
     _grpo,
     advantage=chain(advantages.LeaveOneOut()),
@@ -60,7 +63,7 @@ _ar_lopti = dataclasses.replace(
     _reweighting, token_weight=chain(token_weights.Probability(0.3)), passes=passes.ByProbability(0.5)
 )
 _rule_80_20 = dataclasses.replace(
-    _dapo, mask=chain(token_weights.TopEntropy(0.2)), clip=clips.Dual(0.2, 0.28, 10.0)
+    _clip_higher, mask=chain(token_weights.TopEntropy(0.2)), clip=clips.Dual(0.2, 0.28, 10.0)
 )
 _reco = dataclasses.replace(
     _grpo,
@@ -121,12 +124,12 @@ SOURCES: Mapping[str, str] = {
     "grpo": "arXiv:2402.03300. Group-normalised rewards, PPO clip 0.2, mean over tokens then over responses, no KL.",
     "dr_grpo": "arXiv:2503.20783. Centred rewards without division by the deviation, sum over tokens over a constant.",
     "rloo": "arXiv:2402.14740. Leave-one-out baseline, plain policy gradient, sum over tokens over a constant.",
-    "dapo": "arXiv:2503.14476. Clip-higher 0.2/0.28 and token mean; add reward overlong or mask drop_truncated to taste.",
+    "dapo": "arXiv:2503.14476. Clip-higher 0.2/0.28, token mean, overlong punishment, mixed groups only; batch.max_rounds refills.",
     "cispo": "arXiv:2506.13585. Clipped, detached importance weight on A log pi, token mean; bounds of F-GRPO's runs.",
     "gspo": "arXiv:2507.18071. One ratio for each response, clip 3e-4/4e-4, mean over responses.",
     "gspo_token": "arXiv:2507.18071. GSPO's ratio with each token's own gradient.",
     "f_grpo": "arXiv:2602.06717. GRPO with the focal weight (1 - success rate)^0.5; token mean as in the paper's runs.",
-    "f_dapo": "arXiv:2602.06717. DAPO with the same focal weight.",
+    "f_dapo": "arXiv:2602.06717. The same focal weight on DAPO's clip 0.2/0.28 and token mean, which is all of it that the paper names.",
     "f_cispo": "arXiv:2602.06717. CISPO with the same focal weight.",
     "reco": "arXiv:2607.26862. Responses weighed by 1/(G p), tokens by the Bernoulli variance; details are our proposal.",
     "reco_dapo": "arXiv:2607.26862. ReCo with DAPO's clip region 0.2/0.28 and token mean.",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rlvr_jax.numerics import masked_mean, masked_sum
-from rlvr_jax.objective.base import Context, Part, Stateless
+from rlvr_jax.objective.base import Context, Part, Stateless, paper, proposal
 from rlvr_jax.registry import register
 from rlvr_jax.types import BatchSpec, Needs, Pass, Stat, needs
 
@@ -36,17 +36,17 @@ class Overlong(Stateless):
     Deviations: lengths are sampled tokens, never characters.
     """
 
-    max_length: int = 0
+    max_length: int = proposal(0, "the length limit of the run, as in the paper")
     """Tokens; at this length the punishment is complete. 0 takes the run's `sampling.max_new_tokens`."""
-    buffer: int = 256
-    """Tokens over which the punishment grows. The default is our proposal; DAPO has a fifth of the length."""
-    factor: float = 1.0
+    buffer: int = paper(0, "4096 of 20480 tokens, section 4.1")
+    """Tokens over which the punishment grows. 0 takes a fifth of the length, at least 1."""
+    factor: float = paper(1.0)
     """>= 0, in units of the reward; 0 turns the punishment off."""
 
     def __post_init__(self):
-        if self.max_length < 0 or self.buffer < 1:
+        if self.max_length < 0 or self.buffer < 0:
             raise ValueError(
-                f"overlong max_length is a number of tokens (0: the run's limit) and buffer is 1 or more, got "
+                "overlong max_length (0: the run's limit) and buffer (0: a fifth of it) are numbers of tokens, got "
                 f"max_length={self.max_length}, buffer={self.buffer}."
             )
         if not self.factor >= 0:
@@ -62,7 +62,8 @@ class Overlong(Stateless):
 
     def transform(self, x: Float[Array, " B"], ctx: Context) -> Float[Array, " B"]:
         limit = self.max_length or ctx.spec.length
-        return x + self.factor * overlong_penalty(ctx.rollout.mask.sum(1), limit, self.buffer)
+        buffer = self.buffer or max(1, limit // 5)
+        return x + self.factor * overlong_penalty(ctx.rollout.mask.sum(1), limit, buffer)
 
 
 class _WithoutLabels(Part):
@@ -92,7 +93,7 @@ class SelfCertainty(_WithoutLabels, Stateless):
     Deviations: their code leaves out the constant - log V, which no group advantage sees.
     """
 
-    keep: float = 0.0
+    keep: float = paper(0.0)
     """Weight of the reward before it, >= 0; 0 replaces it."""
 
     needs: ClassVar[Needs] = needs(old=Stat.SELF_CERTAINTY)
@@ -113,7 +114,7 @@ class NegativeEntropy(_WithoutLabels, Stateless):
     Deviations: their option of -7 for a response without a parsable answer is left out.
     """
 
-    keep: float = 0.0
+    keep: float = paper(0.0)
     """Weight of the reward before it, >= 0; 0 replaces it."""
 
     needs: ClassVar[Needs] = needs(old=Stat.ENTROPY)
@@ -135,7 +136,9 @@ class KLInReward(Stateless):
     Reference: InstructGPT, arXiv:2203.02155, eq. 2.
     """
 
-    coef: float = 1e-3
+    coef: float = proposal(
+        1e-3, "the usual size for language models; no source of these methods has KL in the reward"
+    )
     """> 0, in units of the reward per nat."""
 
     needs: ClassVar[Needs] = needs(old=Stat.LOGPROB, ref=Stat.LOGPROB)

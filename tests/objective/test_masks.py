@@ -11,6 +11,7 @@ from toys import SPEC, B, T, batch, context
 from rlvr_jax.objective import Objective, chain
 from rlvr_jax.objective.masks import DropTruncated, DropUniformGroups
 from rlvr_jax.objective.rewards import Overlong
+from rlvr_jax.registry import build
 from rlvr_jax.types import BatchSpec
 
 
@@ -64,3 +65,23 @@ def test_groups_of_one_are_refused_because_all_of_them_are_uniform():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         DropUniformGroups().check(BatchSpec(groups=4, group_size=1, length=5, num_prompts=4))
+
+
+def test_a_rejected_response_does_not_make_a_uniform_group_mixed():
+    """Three right answers and a rejected one are all right, whatever the rejected row's verdict was."""
+    mask = np.ones((B, T))
+    mask[[3, 7]] = 0
+    rollout, stats = batch(reward=[1, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0, 1], mask=mask)
+    got = np.asarray(DropUniformGroups().transform(rollout.mask, context(rollout, stats)))
+    assert not got[:4].any()
+    np.testing.assert_array_equal(got[4:], mask[4:])
+
+
+@pytest.mark.parametrize("stage", ["virtual", "virtual_official"])
+def test_a_filter_and_a_stage_that_lives_off_uniform_groups_are_not_composed(stage):
+    text = (
+        f"advantage '{stage}' learns from groups whose answers are all right or all wrong, and mask "
+        "'drop_uniform_groups' leaves them out: take one of the two."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        Objective(advantage=chain(build("advantage", stage)), mask=chain(DropUniformGroups()))

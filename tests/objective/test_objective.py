@@ -89,7 +89,11 @@ class Slow:
         )
 
     def dapo(self):
-        return self.ppo(self.normalised, self.by_token, 0.2, 0.28)
+        """Overlong punishment over the last fifth (1 token of 5), tokens of mixed groups alone."""
+        mixed = [0 < self.group(self.correct, i).sum() < G for i in range(B)]
+        self.reward = self.reward + np.clip(T - 1 - self.length, -1, 0)
+        self.tokens = [(i, t) for i, t in self.tokens if mixed[i]]
+        return self.ppo(self.normalised, lambda i: 1 / len(self.tokens), 0.2, 0.28)
 
     def f_grpo(self):
         return self.ppo(self.focal, self.by_token, 0.2, 0.2)
@@ -132,7 +136,7 @@ def test_a_penalty_is_subtracted_and_reported():
 def test_the_first_minibatch_has_ratio_one_and_clips_nothing():
     rollout, stats = batch()
     same = stats.merge({NEW: stats.get(Pass.OLD, Stat.LOGPROB)})
-    for name in ("grpo", "dapo", "f_grpo"):
+    for name in ("grpo", "f_dapo", "f_grpo"):
         _, gradient, metrics = loss_of(preset(name), rollout, same)
         assert metrics["policy/clip_fraction"].total == 0
         assert metrics["policy/clip_fraction"].count == rollout.mask.sum()

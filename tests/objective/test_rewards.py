@@ -52,6 +52,16 @@ def test_a_zero_factor_is_the_identity():
     np.testing.assert_array_equal(got, rollout.reward)
 
 
+def test_no_buffer_means_a_fifth_of_the_length():
+    spec = BatchSpec(groups=3, group_size=4, length=20, num_prompts=9)
+    rollout, stats = batch(spec=spec)
+    got = Overlong().transform(rollout.reward, context(rollout, stats, spec))
+    lengths = np.asarray(rollout.mask).sum(1)
+    assert ((lengths > 16) & (lengths < 20)).any()
+    want = np.asarray(rollout.reward) + [slow_overlong(n, 20, 4) for n in lengths]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_no_length_means_that_of_the_run():
     rollout, stats = batch(mask=np.ones((12, T)), reward=1.0)
     given, run = (
@@ -65,9 +75,9 @@ def test_no_length_means_that_of_the_run():
     "fields, text",
     [
         (
-            {"max_length": 10, "buffer": 0},
-            "overlong max_length is a number of tokens (0: the run's limit) and buffer is 1 or more, got "
-            "max_length=10, buffer=0.",
+            {"max_length": 10, "buffer": -1},
+            "overlong max_length (0: the run's limit) and buffer (0: a fifth of it) are numbers of tokens, got "
+            "max_length=10, buffer=-1.",
         ),
         ({"factor": -1.0}, "overlong factor scales a punishment and is >= 0, got -1.0."),
     ],
@@ -79,8 +89,8 @@ def test_errors(fields, text):
 
 def test_a_buffer_beyond_the_length_is_an_error_of_the_run():
     text = (
-        f"overlong buffer=256 is longer than the {T} tokens at which its punishment is complete: set a smaller "
+        f"overlong buffer=6 is longer than the {T} tokens at which its punishment is complete: set a smaller "
         "buffer (DAPO: a fifth of the length)."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        Overlong().check(BatchSpec(groups=3, group_size=4, length=T, num_prompts=9))
+        Overlong(buffer=6).check(BatchSpec(groups=3, group_size=4, length=T, num_prompts=9))

@@ -80,7 +80,7 @@ def advantages(reward, name):
         a = rows - rows.mean()
         if name != "dr_grpo":
             a = a / (rows.std(ddof=1) + 1e-6)
-        out.append(a * (1 - rows.mean()) ** 0.5 if name == "f_grpo" else a)
+        out.append(a * (1 - rows.mean()) ** 0.5 if name.startswith("f_") else a)
     return np.concatenate(out)
 
 
@@ -117,7 +117,7 @@ def reference(name, mask=None, rows=slice(None), old=None):
     mask = np.asarray(rollout.mask if mask is None else mask, np.float64) * chosen
     arrays = coefficients(mask, name), np.broadcast_to(advantages(rollout.reward, name)[:, None], (B, T))
     old = np.where(mask > 0, values[OLD] if old is None else old, 0.0)
-    high = 1.28 if name == "dapo" else 1.2
+    high = 1.28 if name == "f_dapo" else 1.2
     return reference_gradient()(tiny.decoder()[1], rollout, *map(np.float32, arrays), np.float32(old), high)
 
 
@@ -173,7 +173,7 @@ def norm(tree):
         ("grpo", (8, 1, 1), 1),
         ("grpo", (2, 2, 2), 2),
         ("dr_grpo", (8, 1, 1), 4),
-        ("dapo", (8, 1, 1), 4),
+        ("f_dapo", (8, 1, 1), 4),
         ("f_grpo", (8, 1, 1), 4),
     ],
     ids=str,
@@ -191,8 +191,8 @@ def test_devices_and_micro_batches_do_not_change_the_gradient(name, mesh, micro)
 def test_a_minibatch_is_normalised_over_its_own_rows(j):
     """Mini-batch j holds groups j, j + 2, ...; advantages are those of the whole batch (groups do not mix)."""
     rows = np.repeat(np.arange(P) % 2 == j, G)
-    got, _ = gradient("dapo", None, micro=2, minibatches=2, j=j)
-    chex.assert_trees_all_close(got, reference("dapo", rows=rows), **GRADIENT)
+    got, _ = gradient("f_dapo", None, micro=2, minibatches=2, j=j)
+    chex.assert_trees_all_close(got, reference("f_dapo", rows=rows), **GRADIENT)
 
 
 def test_masked_rows_are_as_if_they_were_not_there():
