@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rlvr_jax.numerics import grouped, safe_divide
-from rlvr_jax.objective.base import Aggregate
+from rlvr_jax.objective.base import Aggregate, paper
 from rlvr_jax.registry import register
 from rlvr_jax.types import BatchSpec
 
@@ -84,10 +84,10 @@ class FixedLength(Aggregate):
 
         c_it = m_it / length / rows
 
-    Reference: Dr. GRPO, arXiv:2503.20783 (their constant is the generation budget, 3000).
+    Reference: Dr. GRPO, arXiv:2503.20783.
     """
 
-    length: int = 0
+    length: int = paper(0, "their constant is the generation budget, 3000 tokens")
     """Tokens; 0 takes the run's `sampling.max_new_tokens`."""
 
     def __post_init__(self):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rlvr_jax.objective.base import Clip
+from rlvr_jax.objective.base import Clip, paper, proposal, reported
 from rlvr_jax.registry import register
 from rlvr_jax.types import Needs, Pass, Stat, Stats, needs
 
@@ -55,7 +55,7 @@ def dual_clip_gain(
         A >= 0   min(r A, clip(r, 1 - low, 1 + high) A)
         A <  0   max(min(r A, clip(r, 1 - low, 1 + high) A), cap A)
 
-    cap > 1; an infinite one is `ppo_gain`. Reference: dual-clip PPO, arXiv:1912.09729.
+    cap > 1; an infinite one is `ppo_gain`. Reference: dual-clip PPO, arXiv:1912.09729, eq. 5.
     """
     return _with_floor(ppo_gain(ratio, advantage, low, high), advantage, cap)
 
@@ -69,7 +69,7 @@ def cispo_gain(
 ) -> Float[Array, "B T"]:
     """sg[clip(r, 1 - low, 1 + high)] A log pi: the weight is clipped and has no gradient, no token loses its own.
 
-    `low` and `high` are offsets from 1, not absolute bounds. Reference: CISPO, arXiv:2506.13585, eq. 4 and 5.
+    `low` and `high` are offsets from 1, not absolute bounds. Reference: CISPO, arXiv:2506.13585.
     """
     return jax.lax.stop_gradient(jnp.clip(ratio, 1 - low, 1 + high)) * advantage * logprob
 
@@ -101,9 +101,9 @@ class Ppo(Clip):
     Reference: PPO, arXiv:1707.06347, eq. 7; DAPO, arXiv:2503.14476, eq. 10.
     """
 
-    low: float = 0.2
+    low: float = reported(0.2, "customary: Dr. GRPO, DAPO and F-GRPO train with it; GRPO's paper gives none")
     """Offset below 1, in [0, 1]."""
-    high: float = 0.2
+    high: float = reported(0.2, "customary: Dr. GRPO and F-GRPO train with it; GRPO's paper gives none")
     """Offset above 1, >= 0. DAPO: 0.28."""
 
     def __post_init__(self):
@@ -131,15 +131,14 @@ class Dual(Clip):
 
         max(min(r A, clip(r, 1 - low, 1 + high) A), cap A)  where A < 0
 
-    Reference: dual-clip PPO, arXiv:1912.09729.
-    Deviations: the default cap is that of DAPO-like recipes (verl, AR-Lopti, DCPO); the paper's is 3.
+    Reference: dual-clip PPO, arXiv:1912.09729, eq. 5.
     """
 
-    low: float = 0.2
+    low: float = reported(0.2, "customary: Dr. GRPO, DAPO and F-GRPO train with it; GRPO's paper gives none")
     """Offset below 1, in [0, 1]."""
-    high: float = 0.2
+    high: float = reported(0.2, "customary: Dr. GRPO and F-GRPO train with it; GRPO's paper gives none")
     """Offset above 1, >= 0. DAPO: 0.28."""
-    cap: float = 10.0
+    cap: float = reported(10.0, "verl's DAPO recipe, AR-Lopti and DCPO; verl's own default is 3")
     """Ratio beyond which a negative advantage pulls no harder; above 1."""
 
     def __post_init__(self):
@@ -170,14 +169,13 @@ class Cispo(Clip):
         sg[clip(r, 1 - low, 1 + high)] A log pi
 
     `policy/clip_fraction` counts the tokens whose weight is cut; they still learn.
-    Reference: CISPO, arXiv:2506.13585, eq. 4 and 5.
-    Deviations: the paper publishes no bounds; these are F-GRPO's (arXiv:2602.06717, after ScaleRL), read as offsets
-    from 1, so r is in [0, 6]. Some trainers read the upper one as an absolute bound.
+    Reference: CISPO, arXiv:2506.13585; bounds of F-GRPO, arXiv:2602.06717.
+    Deviations: both bounds are offsets from 1, so r is in [0, 6]; some trainers take the upper one as it is, so 5.
     """
 
-    low: float = 1.0
+    low: float = reported(1.0, "F-GRPO's runs, after ScaleRL; CISPO's paper has no lower bound in effect")
     """Offset below 1, in [0, 1]; 1 is no lower bound."""
-    high: float = 5.0
+    high: float = reported(5.0, "F-GRPO's runs, after ScaleRL; CISPO's paper does not publish its own")
     """Offset above 1, >= 0."""
 
     needs: ClassVar[Needs] = needs(new=Stat.LOGPROB)
@@ -210,15 +208,14 @@ class Dynamic(Clip):
         min(r A, clip(r, lo(q), hi(q)) A),  and not below cap A where A < 0
 
     Reference: DCPO, arXiv:2509.02333.
-    Deviations: low and high are those of the authors' README; their run script has 0.2 and 0.28. The floor is the
-    dual clip of their code; one cap bounds hi and it, since both are 10 there.
+    Deviations: the floor is the dual clip of the authors' code; one cap bounds hi and it, since both are 10 there.
     """
 
-    low: float = 0.16
+    low: float = paper(0.16, "the authors' README; their run script has 0.2")
     """>= 0; 0 lets no ratio fall."""
-    high: float = 0.2
+    high: float = paper(0.2, "the authors' README; their run script has 0.28")
     """>= 0; 0 lets no ratio rise."""
-    cap: float = 10.0
+    cap: float = paper(10.0, "the authors' code")
     """Largest upper bound, and the dual clip of negative advantages; above 1."""
 
     needs: ClassVar[Needs] = needs(old=Stat.LOGPROB)
@@ -258,9 +255,9 @@ class PpoRegion(Clip):
     Reference: the region of PPO, arXiv:1707.06347, eq. 7, as we read ReCo, arXiv:2607.26862, to keep it.
     """
 
-    low: float = 0.2
+    low: float = proposal(0.2, "GRPO's customary clip; ReCo's own was not found")
     """Offset below 1, in [0, 1]."""
-    high: float = 0.2
+    high: float = proposal(0.2, "GRPO's customary clip; ReCo's own was not found")
     """Offset above 1, >= 0."""
 
     needs: ClassVar[Needs] = needs(new=Stat.LOGPROB, old=Stat.LOGPROB)

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rlvr_jax.numerics import masked_mean, safe_divide
-from rlvr_jax.objective.base import Gate
+from rlvr_jax.objective.base import Gate, proposal, reported
 from rlvr_jax.registry import register
 from rlvr_jax.types import Mean, Metrics, Needs, Pass, Stat, Stats, needs
+
+_CONFIG = "a third party's config (grpo-composer); not seen in the paper"
 
 
 def confidence_weight(
@@ -68,15 +70,14 @@ class Confidence(_Confidence):
     h is the logit of the sampled token before the temperature. lower = upper = 1 is the base method. With the
     defaults w is 1 up to h = 9.9 and 1.4 from h = 26.5: a small model may never leave 1 (see `at_lower`), for which
     there is `standardised_confidence`. Reference: GRPO-SG, arXiv:2511.00066, eq. 20.
-    Deviations: the constants are those of a third party's config, not seen in the paper. The gate does not weigh the
-    KL penalty, as the paper's first version does.
+    Deviations: the gate does not weigh the KL penalty, as the paper's first version does.
     """
 
-    alpha: float = 2.0
-    tau: float = 9.0
-    mu: float = 0.25
-    lower: float = 1.0
-    upper: float = 1.4
+    alpha: float = reported(2.0, _CONFIG)
+    tau: float = reported(9.0, _CONFIG)
+    mu: float = reported(0.25, _CONFIG)
+    lower: float = reported(1.0, _CONFIG)
+    upper: float = reported(1.4, _CONFIG)
 
     def weight(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
         return self._of(jnp.where(mask > 0, stats.get(Pass.NEW, Stat.LOGIT), 0.0))
@@ -92,14 +93,14 @@ class StandardisedConfidence(_Confidence):
     mean and population std are over the tokens of response i (what is differentiated may not look at other rows),
     so an offset of the head, which no softmax sees, changes nothing. w = 1 up to the mean and 1.4 from 0.85 std above.
     Reference: a form of GRPO-SG, arXiv:2511.00066, eq. 20.
-    Deviations: the standardisation and the constants are our proposal, not the paper's.
+    Deviations: the standardisation is our proposal, not the paper's.
     """
 
-    alpha: float = 2.0
-    tau: float = 1.0
-    mu: float = 0.0
-    lower: float = 1.0
-    upper: float = 1.4
+    alpha: float = proposal(2.0, "as reported for `confidence`")
+    tau: float = proposal(1.0, "the ramp is then about one standard deviation wide")
+    mu: float = proposal(0.0, "the ramp then begins at the response's mean")
+    lower: float = proposal(1.0, "the range reported for `confidence`")
+    upper: float = proposal(1.4, "the range reported for `confidence`")
 
     def weight(self, stats: Stats, mask: Float[Array, "B T"]) -> Float[Array, "B T"]:
         logit = jnp.where(mask > 0, stats.get(Pass.NEW, Stat.LOGIT), 0.0)

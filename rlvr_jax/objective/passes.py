@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rlvr_jax.objective.base import Context, Passes
+from rlvr_jax.objective.base import Context, Passes, paper
 from rlvr_jax.registry import register
 from rlvr_jax.types import Needs, Pass, Stat, needs
 
@@ -14,7 +14,12 @@ from rlvr_jax.types import Needs, Pass, Stat, needs
 @register("passes", "single")
 @dataclasses.dataclass(frozen=True)
 class Single(Passes):
-    """All tokens in one pass. Reference: GRPO, arXiv:2402.03300."""
+    """All tokens in one pass.
+
+        pass 0   m_it
+
+    Reference: GRPO, arXiv:2402.03300.
+    """
 
     def split(self, ctx: Context) -> Float[Array, "B K T"]:
         return ctx.mask[:, None]
@@ -29,11 +34,10 @@ class ByProbability(Passes):
         pass 1   m_it 1[pi_old(o_it) >  eta]
 
     Both passes have the denominators of all the tokens, and a token's penalties (KL, entropy) fall in its own pass.
-    It doubles the optimiser steps. Reference: Lopti, arXiv:2505.12929 (released scripts: eta 0.5 with
-    AR, 0.4 alone).
+    It doubles the optimiser steps. Reference: Lopti, arXiv:2505.12929.
     """
 
-    eta: float = 0.5
+    eta: float = paper(0.5, "released script with AR; 0.4 alone")
     """Probability in (0, 1) up to which a token is unlikely."""
 
     count: ClassVar[int] = 2

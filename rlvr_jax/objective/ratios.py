@@ -89,7 +89,7 @@ class GspoToken(Ratio):
         s_it = sg[s_i] pi(o_it) / sg[pi(o_it)]
 
     With one advantage for the whole response the gradient is that of `sequence`.
-    Reference: GSPO, arXiv:2507.18071, eq. 13 and 14.
+    Reference: GSPO, arXiv:2507.18071, eq. 14.
     """
 
     needs: ClassVar[Needs] = needs(new=Stat.LOGPROB, old=Stat.LOGPROB)

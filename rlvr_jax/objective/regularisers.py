@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rlvr_jax.objective.base import Regulariser
+from rlvr_jax.objective.base import Regulariser, paper, reported
 from rlvr_jax.registry import register
 from rlvr_jax.types import Needs, Pass, Stat, Stats, needs
 
@@ -48,8 +48,10 @@ class KL(Regulariser):
     Deviations: the paper differentiates k3, which gives the gradient of KL(ref || pi); we give that of KL(pi || ref).
     """
 
-    coef: float = 1e-3
-    kind: str = "k3"
+    coef: float = reported(
+        1e-3, "F-GRPO's control runs, AR-Lopti's and RENT's scripts; GRPO's paper has 0.04"
+    )
+    kind: str = paper("k3", "eq. 4")
     """The estimator whose value is reported: k1, k2 or k3. The gradient is the same for all."""
 
     needs: ClassVar[Needs] = needs(new=Stat.LOGPROB, old=Stat.LOGPROB, ref=Stat.LOGPROB)
@@ -81,7 +83,7 @@ class Entropy(Regulariser):
     Reference: as in F-GRPO's control runs, arXiv:2602.06717 (coef 1e-4 and 1e-3).
     """
 
-    coef: float = 1e-3
+    coef: float = paper(1e-3, "the better of the two control runs")
 
     needs: ClassVar[Needs] = needs(new=Stat.ENTROPY)
 

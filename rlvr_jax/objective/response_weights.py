@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rlvr_jax.numerics import group_mean, grouped, masked_mean
-from rlvr_jax.objective.base import Context, Stateless
+from rlvr_jax.objective.base import Context, Stateless, proposal
 from rlvr_jax.registry import register
 from rlvr_jax.types import Needs, Pass, Stat, needs
 
@@ -45,13 +45,12 @@ class InverseOccurrence(Stateless):
 
     The likelihood is that of all sampled tokens, whatever the masks leave out of the loss.
     Reference: ReCo, arXiv:2607.26862 (abstract; the equation as three third-party texts give it).
-    Deviations: the geometric mean, the cap and its value, and the normalisation are our proposal: the full text was not
-    read. Without the normalisation G pbar is above 1, and ReCo would mostly be a G times smaller step.
+    Deviations: the geometric mean, the cap and the normalisation are our proposal: the full text was not read.
     """
 
-    cap: float | None = 5.0
+    cap: float | None = proposal(5.0, "a third party's reproduction takes it; the paper's was not found")
     """Largest weight before the normalisation; null for none."""
-    normalize: bool = True
+    normalize: bool = proposal(True, "G pbar is above 1, so that ReCo would mostly be a G times smaller step")
     """Divide by the mean weight of the group."""
 
     needs: ClassVar[Needs] = needs(old=Stat.LOGPROB)

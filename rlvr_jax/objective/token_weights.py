@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rlvr_jax.objective.base import Context, Stage, Stateless
+from rlvr_jax.objective.base import Context, Stage, Stateless, paper, proposal
 from rlvr_jax.registry import register
 from rlvr_jax.types import Mean, Metrics, Needs, Pass, Stat, State, needs
 
@@ -55,10 +55,10 @@ class Probability(Stateless):
 
         A_it <- (alpha pi_old(o_it) + 1 - alpha) A_it
 
-    Reference: AR, arXiv:2505.12929 (released scripts: alpha 0.2 alone, 0.3 with Lopti).
+    Reference: AR, arXiv:2505.12929.
     """
 
-    alpha: float = 0.2
+    alpha: float = paper(0.2, "released script alone; 0.3 with Lopti")
     """In [0, 1]; 0 is the base method."""
 
     needs: ClassVar[Needs] = needs(old=Stat.LOGPROB)
@@ -82,7 +82,7 @@ class TopEntropyWeight(Stateless):
     Reference: 80/20 rule, arXiv:2506.01939, with the denominators of the base method.
     """
 
-    fraction: float = 0.2
+    fraction: float = paper(0.2, "the authors' code")
     """Share of the tokens that keeps its weight, in (0, 1]."""
 
     needs: ClassVar[Needs] = needs(old=Stat.ENTROPY)
@@ -108,7 +108,7 @@ class TopEntropy(Stateless):
     code takes each micro-batch and the policy as it is at the update: so shards and micro-batches change nothing.
     """
 
-    fraction: float = 0.2
+    fraction: float = paper(0.2, "the authors' code")
     """Share of the tokens that is kept, in (0, 1]; 1 is the base method."""
 
     needs: ClassVar[Needs] = needs(old=Stat.ENTROPY)
@@ -129,11 +129,10 @@ class SamplerCorrection(Stage):
         A_it <- min(pi_old(o_it) / pi_sampler(o_it), cap) A_it
 
     Metrics: the mean ratio before the truncation, and the share of tokens that are truncated.
-    Reference: truncated importance weights as in IMPALA, arXiv:1802.01561, section 4.1.
-    Deviations: the default cap is our proposal.
+    Reference: truncated importance weights as in IMPALA, arXiv:1802.01561.
     """
 
-    cap: float = 2.0
+    cap: float = proposal(2.0, "cuts nothing while sampler and trainer agree within a factor of 2")
     """Largest weight, above 0."""
 
     needs: ClassVar[Needs] = needs(old=Stat.LOGPROB, sampler=Stat.LOGPROB)
