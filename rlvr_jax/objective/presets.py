@@ -25,6 +25,7 @@ from rlvr_jax.objective import (  # noqa: F401  (importing a slot file registers
     response_weights,
     rewards,
     token_weights,
+    virtual,
 )
 from rlvr_jax.objective.base import Chain, Part, chain
 from rlvr_jax.objective.objective import CREDIT_SLOTS, Objective
@@ -75,8 +76,8 @@ _reco = dataclasses.replace(
 _reco_dapo = dataclasses.replace(_reco, clip=clips.PpoRegion(0.2, 0.28))
 _reco_80_20 = dataclasses.replace(_reco_dapo, mask=_rule_80_20.mask)
 _grpo_sg = dataclasses.replace(_grpo, gates=(gates.Confidence(),))
-_avspo = dataclasses.replace(_grpo, advantage=chain(advantages.Virtual()), aggregate=aggregates.TokenMean())
-_avspo_official = dataclasses.replace(_avspo, advantage=chain(advantages.VirtualOfficial()))
+_avspo = dataclasses.replace(_grpo, advantage=chain(virtual.Virtual()), aggregate=aggregates.TokenMean())
+_avspo_official = dataclasses.replace(_avspo, advantage=chain(virtual.VirtualOfficial()))
 _dcpo = dataclasses.replace(
     _grpo,
     advantage=chain(advantages.Smooth()),

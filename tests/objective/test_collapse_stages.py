@@ -13,14 +13,13 @@ from toys import SPEC, B, G, batch, context
 from rlvr_jax.analysis import advantage_collapse_rate
 from rlvr_jax.objective.advantages import (
     Smooth,
-    Virtual,
-    VirtualOfficial,
     adaptive_threshold,
     group_normalize,
     official_virtual_normalize,
     smooth_standardize,
     virtual_normalize,
 )
+from rlvr_jax.objective.virtual import Virtual, VirtualOfficial
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 """Float32 rewards of order 1 divided by standard deviations not far below 1."""
