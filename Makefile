@@ -28,7 +28,7 @@ DEMO_READY := $(if $(wildcard $(VENV)/ready-test),$(VENV)/ready-test,$(VENV)/rea
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-llm test lint system clean
+.PHONY: help setup demo demo-llm test lint docs system clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ lint: $(VENV)/ready-test  ## ruff, basedpyright and shellcheck
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
+
+docs: $(VENV)/ready-test  ## docs/methods.md, from the docstrings of the objective
+	$(BIN)/python -m rlvr_jax.objective.describe > docs/methods.md
 
 system:  ## Debian packages that some tests need, where it is root on Debian
 	@if [ -z "$(strip $(DEBIAN_PACKAGES))" ]; then \

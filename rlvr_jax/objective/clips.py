@@ -101,9 +101,9 @@ class Ppo(Clip):
     Reference: PPO, arXiv:1707.06347, eq. 7; DAPO, arXiv:2503.14476, eq. 10.
     """
 
-    low: float = reported(0.2, "customary: Dr. GRPO, DAPO and F-GRPO train with it; GRPO's paper gives none")
+    low: float = reported(0.2, "Dr. GRPO, DAPO and F-GRPO, which train with it; GRPO's paper gives none")
     """Offset below 1, in [0, 1]."""
-    high: float = reported(0.2, "customary: Dr. GRPO and F-GRPO train with it; GRPO's paper gives none")
+    high: float = reported(0.2, "Dr. GRPO and F-GRPO, which train with it; GRPO's paper gives none")
     """Offset above 1, >= 0. DAPO: 0.28."""
 
     def __post_init__(self):
@@ -134,9 +134,9 @@ class Dual(Clip):
     Reference: dual-clip PPO, arXiv:1912.09729, eq. 5.
     """
 
-    low: float = reported(0.2, "customary: Dr. GRPO, DAPO and F-GRPO train with it; GRPO's paper gives none")
+    low: float = reported(0.2, "Dr. GRPO, DAPO and F-GRPO, which train with it; GRPO's paper gives none")
     """Offset below 1, in [0, 1]."""
-    high: float = reported(0.2, "customary: Dr. GRPO and F-GRPO train with it; GRPO's paper gives none")
+    high: float = reported(0.2, "Dr. GRPO and F-GRPO, which train with it; GRPO's paper gives none")
     """Offset above 1, >= 0. DAPO: 0.28."""
     cap: float = reported(10.0, "verl's DAPO recipe, AR-Lopti and DCPO; verl's own default is 3")
     """Ratio beyond which a negative advantage pulls no harder; above 1."""

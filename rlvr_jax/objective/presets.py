@@ -149,7 +149,7 @@ SOURCES: Mapping[str, str] = {
 }
 """One line for each preset: source, and what sets it apart. Printed by `rlvr-jax variants`."""
 
-_PLURAL = {"gates": "gate", "regularisers": "regulariser"}
+PLURAL = {"gates": "gate", "regularisers": "regulariser"}
 """Field of the objective -> registry slot, where they differ."""
 
 
@@ -201,10 +201,10 @@ def _plain(part: Part) -> dict[str, Any]:
 
 
 def _parts(slot: str, value: Any) -> Any:
-    kind = _PLURAL.get(slot, slot)
+    kind = PLURAL.get(slot, slot)
     if slot in CREDIT_SLOTS:
         return chain(*(_part(kind, v) for v in _listed(slot, value)))
-    if slot in _PLURAL:
+    if slot in PLURAL:
         return tuple(_part(kind, v) for v in _listed(slot, value))
     return _part(kind, value)
 
