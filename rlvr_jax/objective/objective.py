@@ -158,7 +158,7 @@ class Objective:
             advantage=jnp.where(ctx.mask > 0, signed, 0.0), passes=self.passes.split(narrow), mask=ctx.mask
         )
         metrics |= {
-            "reward/shaped": Mean.of(ctx.reward),
+            "reward/shaped": Mean.of(ctx.reward, ctx.valid.astype(jnp.float32)),
             "advantage/magnitude": Mean.of(jnp.abs(credit.advantage), ctx.mask),
             "mask/kept": Mean(total=ctx.mask.sum(), count=rollout.mask.sum()),
         }

@@ -4,9 +4,9 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rlvr_jax.numerics import group_mean, grouped, masked_mean
+from rlvr_jax.numerics import group_count, group_mean, grouped, masked_mean, safe_divide
 from rlvr_jax.objective.base import Context, Stateless, proposal
 from rlvr_jax.registry import register
 from rlvr_jax.types import Needs, Pass, Stat, needs
@@ -16,24 +16,32 @@ _LOWEST_MEAN = -60.0
 
 
 def inverse_occurrence(
-    mean_logprob: Float[Array, " B"], group_size: int, *, cap: float | None = None, normalize: bool = False
+    mean_logprob: Float[Array, " B"],
+    group_size: int,
+    *,
+    cap: float | None = None,
+    normalize: bool = False,
+    valid: Bool[Array, " B"] | None = None,
 ) -> Float[Array, " B"]:
     """w_i = 1 / (G pbar_i) with pbar_i = exp(mean_logprob_i): responses that the policy gives often weigh less.
 
     `mean_logprob` is the mean over a response's tokens under the old policy, in nats. `cap` is the largest weight, applied
-    first; `normalize` then divides by the mean weight of the group, which keeps the size of a step.
+    first; `normalize` then divides by the mean weight of the group, which keeps the size of a step. G and the mean are
+    over the `valid` rows (all by default).
     Reference: ReCo, arXiv:2607.26862. Raises ValueError for a cap that is not positive.
     """
     if cap is not None and not cap > 0:
         raise ValueError(
             f"inverse_occurrence cap is the largest weight and above 0 (None: no cap), got {cap}."
         )
-    weight = jnp.exp(-jnp.maximum(mean_logprob, _LOWEST_MEAN)) / group_size
+    size = group_size if valid is None else jnp.maximum(group_count(valid, group_size), 1.0)
+    weight = jnp.exp(-jnp.maximum(grouped(mean_logprob, group_size), _LOWEST_MEAN)) / size
     if cap is not None:
         weight = jnp.minimum(weight, cap)
     if normalize:
-        weight = (grouped(weight, group_size) / group_mean(weight, group_size)).reshape(weight.shape)
-    return weight
+        mean = group_mean(weight.ravel(), group_size, valid)
+        weight = safe_divide(weight, jnp.broadcast_to(mean, weight.shape))
+    return weight.ravel()
 
 
 @register("response_weight", "inverse_occurrence")
@@ -63,4 +71,7 @@ class InverseOccurrence(Stateless):
 
     def transform(self, x: Float[Array, " B"], ctx: Context) -> Float[Array, " B"]:
         mean = masked_mean(ctx.stats.get(Pass.OLD, Stat.LOGPROB), ctx.rollout.mask)
-        return x * inverse_occurrence(mean, ctx.spec.group_size, cap=self.cap, normalize=self.normalize)
+        weight = inverse_occurrence(
+            mean, ctx.spec.group_size, cap=self.cap, normalize=self.normalize, valid=ctx.valid
+        )
+        return x * weight

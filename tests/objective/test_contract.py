@@ -20,7 +20,7 @@ from rlvr_jax import registry
 from rlvr_jax.objective import Objective, Stateless, chain
 from rlvr_jax.objective.objective import CREDIT_SLOTS
 from rlvr_jax.objective.presets import PRESETS, from_config, to_config
-from rlvr_jax.types import Needs, Pass, Stat, Stats, UndeclaredStatError, needs
+from rlvr_jax.types import BatchSpec, Needs, Pass, Stat, Stats, UndeclaredStatError, needs
 
 LOSS_SLOTS = ("ratio", "clip", "gate", "regulariser")
 SLOTS = (*CREDIT_SLOTS, "passes", "aggregate", *LOSS_SLOTS)
@@ -34,21 +34,21 @@ ROUNDING = {"rtol": 2e-5, "atol": 1e-6}
 """Float32 sums of up to 60 terms of order 1 in another order: a few ulp (6e-8) each, and exponentials that multiply them."""
 
 
-def outputs(part, rollout, stats: Stats, declared: Needs | None = None) -> dict:
+def outputs(part, rollout, stats: Stats, declared: Needs | None = None, spec: BatchSpec = SPEC) -> dict:
     """What a part of any slot makes of a batch: values per row, the new state and the metrics; nothing under the padding."""
     declared = part.needs if declared is None else declared
     stats = stats.view(declared, part.name)
-    ctx = context(rollout, stats)
+    ctx = context(rollout, stats, spec)
     state, metrics = (), {}
     if part.slot in CREDIT_SLOTS:
         signed = jnp.broadcast_to(rollout.reward[:, None] - 0.3, rollout.mask.shape)
         start = {"reward": rollout.reward, "mask": rollout.mask, "advantage": rollout.reward}
         x = start.get(part.slot, signed if part.slot == "token_weight" else rollout.reward - 0.3)
-        found, state, metrics = part.apply(x, ctx, part.init(SPEC))
+        found, state, metrics = part.apply(x, ctx, part.init(spec))
     elif part.slot == "passes":
         found = part.split(ctx)
     elif part.slot == "aggregate":
-        found = part.coefficients(rollout.mask, SPEC)
+        found = part.coefficients(rollout.mask, spec)
     elif part.slot == "ratio":
         found = part.log_ratio(stats, rollout.mask)
     elif part.slot == "clip":
@@ -84,11 +84,11 @@ def objective_with(part) -> Objective:
     raise AssertionError(f"nothing goes with {part.slot} {part.name!r}")
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def loss_and_gradient(objective: Objective, rollout, stats: Stats):
+@functools.partial(jax.jit, static_argnames=("objective", "spec"))
+def loss_and_gradient(objective: Objective, rollout, stats: Stats, spec: BatchSpec = SPEC):
     """The loss of a whole batch, and its gradient in the statistics of the new policy."""
-    credit, state, metrics = objective.credit(rollout, stats, SPEC, objective.init(SPEC))
-    weight = sum(objective.weights(credit, SPEC, k) for k in range(credit.passes.shape[1]))
+    credit, state, metrics = objective.credit(rollout, stats, spec, objective.init(spec))
+    weight = sum(objective.weights(credit, spec, k) for k in range(credit.passes.shape[1]))
     fixed = Stats(values={k: v for k, v in stats.values.items() if k[0] is not Pass.NEW})
     new = {k: v for k, v in stats.values.items() if k[0] is Pass.NEW}
     loss, grads = jax.value_and_grad(lambda new: objective.loss(fixed.merge(new), credit, weight)[0])(new)
@@ -169,6 +169,52 @@ def test_empty_rows_stay_finite_in_value_and_gradient(slot, name, empty):
     chex.assert_tree_all_finite((value["loss"], grads))
     if not mask.any():
         assert value["loss"] == 0 and not any(np.any(g) for g in jax.tree.leaves(grads))
+
+
+def with_rejected(rewards) -> tuple[tuple, tuple, np.ndarray]:
+    """A batch with a row of each group rejected and filled with nan, the batch without these rows, and the others."""
+    rejected = np.array([0, 6, 11])
+    others = np.setdiff1d(np.arange(B), rejected)
+    rollout, stats = batch(reward=rewards)
+    gone = jnp.isin(jnp.arange(B), rejected)
+    soiled = dataclasses.replace(
+        rollout,
+        mask=jnp.where(gone[:, None], 0.0, rollout.mask),
+        reward=jnp.where(gone, jnp.nan, rollout.reward),
+        correct=jnp.where(gone, 1 - rollout.correct, rollout.correct),
+        truncated=rollout.truncated ^ gone,
+    )
+    return soil(soiled, stats, np.nan), take((rollout, stats), others), others
+
+
+FEWER = dataclasses.replace(SPEC, group_size=G - 1)
+UNIFORM_BUT_FOR_REJECTED_ROWS = [0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0]
+
+
+@every_part
+@pytest.mark.parametrize("rewards", [None, np.repeat([0, 1, 0], G), UNIFORM_BUT_FOR_REJECTED_ROWS])
+def test_a_rejected_row_is_as_if_it_had_never_been(slot, name, rewards):
+    """For the others of its group, for the state and for the metrics; an advantage of its own it has none."""
+    part = registry.build(slot, name)
+    rejected, without, others = with_rejected(rewards)
+    got, expected = outputs(part, *rejected), outputs(part, *without, spec=FEWER)
+    if slot == "advantage":
+        assert not np.delete(got["found"], others).any()
+    got["found"] = got["found"][others]
+    for each in (got, expected):  # K comes from the full group size, before it is cut to each group
+        each["metrics"] = {k: v for k, v in each["metrics"].items() if k != "virtual_rewards"}
+    same(got, expected)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_rejected_row_has_no_part_in_the_loss_of_a_preset(name):
+    rejected, without, others = with_rejected(UNIFORM_BUT_FOR_REJECTED_ROWS)
+    got, grads = loss_and_gradient(PRESETS[name], *rejected)
+    expected, fewer = loss_and_gradient(PRESETS[name], *without, spec=FEWER)
+    got["metrics"].pop("advantage/virtual/virtual_rewards", None)
+    expected["metrics"].pop("advantage/virtual/virtual_rewards", None)
+    same((got, jax.tree.map(lambda x: x[others], grads)), (expected, fewer))
+    assert not any(np.delete(x, others, axis=0).any() for x in jax.tree.leaves(grads))
 
 
 @every_part
