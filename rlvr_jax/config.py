@@ -85,6 +85,9 @@ class Batch:
     """Runs over a rollout batch."""
     micro_batches: int = 1
     """Parts of an optimiser step that are computed after one another: more need less memory, the result is the same."""
+    max_rounds: int = 1
+    """Times at the most that `prompts` are sampled to fill one batch with groups that the objective's group filter keeps
+    (DAPO's dynamic sampling, arXiv:2503.14476; its recipe has 10). 1: what the filter leaves out is not replaced."""
 
     def __post_init__(self):
         _positive(self, "batch", *(f.name for f in dataclasses.fields(self)))
@@ -248,6 +251,11 @@ class Config:
         if self.seed > LARGEST_SEED:
             raise ValueError(f"config.seed is {LARGEST_SEED} at the most, got {self.seed}.")
         self.objective.check(self.spec(num_prompts=1))
+        if self.batch.max_rounds > 1 and not self.objective.filters:
+            raise ValueError(
+                f"batch.max_rounds={self.batch.max_rounds} replaces the groups that a filter of the objective leaves out, and "
+                "this objective has none: add drop_uniform_groups to objective.mask (objective dapo has it), or set it to 1."
+            )
         if self.model.scratch is not None and self.task.vocabulary() is None:
             raise ValueError(
                 f"task {self.task.name!r} needs a pretrained tokenizer: set model.path instead of model.scratch."

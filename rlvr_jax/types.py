@@ -165,6 +165,11 @@ class Rollout:
     prompt_id: Int[Rows, " B"]
     truncated: Bool[Rows, " B"]
 
+    @property
+    def valid(self) -> Bool[Rows, " B"]:
+        """False for a response that was rejected where it was collected: no token of it is trained."""
+        return (self.mask > 0).any(1)
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:

@@ -38,7 +38,8 @@ BAD = [
     ({True: 2}, f"config has no field 'True'; its fields are {TOP}."),  # YAML's on, yes, true
     (
         {"task": "mazze"},
-        f"no task called 'mazze'. Did you mean 'maze'? Known: {', '.join(registry.names('task'))}.",
+        f"no task called 'mazze'. Did you mean 'maze'? Known: {', '.join(registry.names('task'))}; "
+        "one of your own is known once the module that registers it is imported.",
     ),
     (
         {"task": {"name": "maze", "sise": 7}},
@@ -60,7 +61,8 @@ BAD = [
     ),
     (
         {"objective": {"clip": "pppo"}},
-        f"no clip called 'pppo'. Did you mean 'ppo'? Known: {', '.join(registry.names('clip'))}.",
+        f"no clip called 'pppo'. Did you mean 'ppo'? Known: {', '.join(registry.names('clip'))}; "
+        "one of your own is known once the module that registers it is imported.",
     ),
     (
         {"objective": {"clip": {"name": "ppo", "hihg": 0.3}}},
@@ -104,6 +106,12 @@ BAD = [
     ({"steps": -1}, "config.steps is 0 or more, got -1."),
     ({"seed": 3_000_000_000}, "config.seed is 2000000000 at the most, got 3000000000."),
     ({"batch": {"group_size": 0}}, "batch.group_size is 1 or more, got 0."),
+    ({"batch": {"max_rounds": 0}}, "batch.max_rounds is 1 or more, got 0."),
+    (
+        {"batch": {"max_rounds": 5}},
+        "batch.max_rounds=5 replaces the groups that a filter of the objective leaves out, and this objective has none: add "
+        "drop_uniform_groups to objective.mask (objective dapo has it), or set it to 1.",
+    ),
     ({"model": {"path": "x", "vocab_chunk": 0}}, "model.vocab_chunk is 1 or more, got 0."),
     ({"prompts": {"max_tokens": 0}}, "prompts.max_tokens is 1 or more, got 0."),
     ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate is positive, got 0.0."),

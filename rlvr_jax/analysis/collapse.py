@@ -1,14 +1,24 @@
 """Advantage collapse: groups whose rewards do not differ, so that normalised advantages teach nothing."""
 
+import dataclasses
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rlvr_jax.numerics import group_std
 
+TAU = 1e-6
+"""Standard deviation of a group's rewards below which it has collapsed (arXiv:2605.21125)."""
+EARLY_STEPS = 100
+"""Steps whose collapse rate goes with the final accuracy (arXiv:2605.21125)."""
+HIGH = 0.3
+"""Early collapse rate from which a run is warned. Our proposal: GRPO's runs in the paper lie between 0.28 and 0.45."""
+
 
 def advantage_collapse_rate(
-    rewards: Float[Array, " B"] | Float[np.ndarray, " B"], group_size: int, *, tau: float = 1e-6
+    rewards: Float[Array, " B"] | Float[np.ndarray, " B"], group_size: int, *, tau: float = TAU
 ) -> Float[Array, ""]:
     """ACR = (1/P) sum_j 1[sigma(R_j) < tau], with the population standard deviation of each group's rewards.
 
@@ -19,3 +29,90 @@ def advantage_collapse_rate(
     """
     spread = group_std(jnp.asarray(rewards, jnp.float32), group_size, ddof=0)
     return (spread < tau).mean(dtype=jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collapsed:
+    """How many of a number of groups have collapsed: at all, with no answer right, with every answer right.
+
+    The rest of those that collapsed got one and the same reward for answers of which some are right.
+    """
+
+    groups: int = 0
+    all: int = 0
+    all_wrong: int = 0
+    all_right: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        rewards: Float[np.ndarray, " B"],
+        correct: Float[np.ndarray, " B"],
+        valid: Bool[np.ndarray, " B"],
+        group_size: int,
+    ) -> "Collapsed":
+        """Of raw rewards, as the verifier gave them. Rejected rows are left out, and groups that have no other."""
+        spread = group_std(jnp.asarray(rewards), group_size, ddof=0, valid=jnp.asarray(valid))
+        answers = valid.reshape(-1, group_size)
+        right = (answers & (correct.reshape(-1, group_size) > 0)).sum(1)
+        collapsed = (np.asarray(spread)[:, 0] < TAU) & answers.any(1)
+        return cls(
+            groups=int(answers.any(1).sum()),
+            all=int(collapsed.sum()),
+            all_wrong=int((collapsed & (right == 0)).sum()),
+            all_right=int((collapsed & (right == answers.sum(1))).sum()),
+        )
+
+    def __add__(self, other: "Collapsed") -> "Collapsed":
+        mine, its = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Collapsed(*(a + b for a, b in zip(mine, its, strict=True)))
+
+    def rates(self) -> dict[str, float]:
+        """Shares of the groups; `nan` where there is none."""
+        names = ("all", "all_wrong", "all_right")
+        return {n: getattr(self, n) / self.groups if self.groups else float("nan") for n in names}
+
+
+class CollapseRecord:
+    """The collapse rates of a run: of a batch, of all batches so far, and the mean rate of its first 100 steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.total = Collapsed()
+        self.early: list[float] = []
+
+    def add(self, batch: Collapsed) -> dict[str, float]:
+        """Count one step; its figures. `early` is the mean over at most the first 100 steps, and fixed after them."""
+        self.steps += 1
+        self.total += batch
+        if self.steps <= EARLY_STEPS and batch.groups:
+            self.early.append(batch.rates()["all"])
+        running = {f"running_{name}": rate for name, rate in self.total.rates().items()}
+        return {**batch.rates(), **running, "early": self.early_rate}
+
+    @property
+    def early_rate(self) -> float:
+        return sum(self.early) / len(self.early) if self.early else float("nan")
+
+    def get_state(self) -> dict[str, Any]:
+        """A JSON-able dict."""
+        return {"steps": self.steps, "total": dataclasses.asdict(self.total), "early": self.early}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self.steps, self.early = state["steps"], list(state["early"])
+        self.total = Collapsed(**state["total"])
+
+    def warning(self) -> str | None:
+        """What a high early rate means and what to try; None where it is low."""
+        if not self.early_rate >= HIGH:
+            return None
+        rates = self.total.rates()
+        harder = "harder" if rates["all_right"] > rates["all_wrong"] else "easier"
+        return (
+            f"in {self.early_rate:.0%} of the groups of the first {len(self.early)} steps all answers got the same reward "
+            f"(so far {rates['all_wrong']:.0%} all wrong, {rates['all_right']:.0%} all right): they taught nothing. This "
+            "early collapse rate goes with the result: over the 245 runs of arXiv:2605.21125 final accuracy is reported to "
+            f"fall by 3 points with every 0.1 of it (R^2 0.62). What helps: {harder} prompts, more answers to each "
+            "(batch.group_size), dynamic sampling (objective dapo with batch.max_rounds), virtual rewards (objective avspo)."
+        )

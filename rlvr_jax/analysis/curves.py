@@ -8,7 +8,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("pass rate of the training batch", (("reward/correct", "pass rate"),)),
     (
         "groups that teach nothing",
-        (("acr/all", "ACR"), ("groups/all_wrong", "all wrong"), ("groups/all_right", "all right")),
+        (("acr/all", "ACR"), ("acr/all_wrong", "all wrong"), ("acr/all_right", "all right")),
     ),
     ("entropy of the policy, nats a token", (("policy/entropy", "entropy"),)),
     ("response length, tokens", (("length/mean", "length"),)),

@@ -59,9 +59,8 @@ class Context:
 
     @property
     def valid(self) -> Bool[Array, " B"]:
-        """False for a response that was rejected where it was collected (no token of it is trained, whatever the mask
-        slot does): it has no part in the statistics of its group."""
-        return (self.rollout.mask > 0).any(1)
+        """False for a rejected response, which has no part in the statistics of its group, whatever the mask slot does."""
+        return self.rollout.valid
 
 
 class Part:

@@ -37,21 +37,27 @@ def decode(tokenizer: Any, tokens: np.ndarray, length: np.ndarray) -> list[str]:
 
 
 def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) -> Collected:
-    """Verify the samples of a prompt batch. Rows whose log-probabilities are not finite are masked and counted."""
+    """Verify the samples of a prompt batch.
+
+    A response is rejected, and counted, where a log-probability of it is not finite or where there is no finite reward:
+    nothing of it is trained, and its group is judged by the others.
+    """
     tokens, length = np.asarray(samples.tokens), np.asarray(samples.length)
     group_size = len(tokens) // len(batch.length)
     completions = decode(tokenizer, tokens, length)
     verdicts = verify(task, batch.records, completions)
     mask = (np.arange(tokens.shape[1]) < length[:, None]).astype(np.float32)
-    broken = np.logical_not(np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1))
-    mask *= 1 - broken[:, None]
+    broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
+    reward = np.array([np.nan if v.reward is None else v.reward for v in verdicts], np.float32)
+    judged = np.isfinite(reward)
+    mask *= (judged & ~broken)[:, None]
     rollout = Rollout(
         prompt=np.repeat(batch.tokens, group_size, axis=0),
         prompt_length=np.repeat(batch.length, group_size),
         tokens=tokens,
         length=length,
         mask=mask,
-        reward=np.array([v.reward for v in verdicts], np.float32),
+        reward=np.where(judged, reward, 0),
         correct=np.array([v.correct for v in verdicts], np.float32),
         prompt_id=np.repeat(batch.prompt_id, group_size),
         truncated=np.asarray(samples.truncated),
@@ -61,27 +67,26 @@ def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) ->
         logprob=np.asarray(samples.logprob),
         completions=tuple(completions),
         verdicts=verdicts,
-        metrics=_metrics(rollout, np.asarray(samples.entropy), verdicts, broken, group_size),
+        metrics=_metrics(rollout, np.asarray(samples.entropy), verdicts, judged)
+        | {"rollout/nonfinite": _share(broken), "rollout/unjudged": _share(~judged)},
     )
 
 
+def _share(flags: Any) -> Mean:
+    return Mean(total=float(np.sum(flags)), count=float(np.size(flags)))
+
+
 def _metrics(
-    rollout: Rollout, entropy: np.ndarray, verdicts: tuple[Verdict, ...], broken: np.ndarray, group_size: int
+    rollout: Rollout, entropy: np.ndarray, verdicts: tuple[Verdict, ...], judged: np.ndarray
 ) -> dict[str, Mean]:
-    rows = len(verdicts)
-    share = lambda flags: Mean(total=float(np.sum(flags)), count=float(np.size(flags)))  # noqa: E731
-    right = np.asarray(rollout.correct).reshape(-1, group_size).sum(1)
     return {
-        "reward/mean": share(rollout.reward),
-        "reward/correct": share(rollout.correct),
-        **{f"verdict/{r.value}": share([v.reason is r for v in verdicts]) for r in Reason},
-        "groups/all_right": share(right == group_size),
-        "groups/all_wrong": share(right == 0),
-        "length/mean": Mean(total=float(np.sum(rollout.length)), count=float(rows)),
-        "length/truncated": share(rollout.truncated),
+        "reward/mean": _share(rollout.reward[judged]),
+        "reward/correct": _share(rollout.correct),
+        **{f"verdict/{r.value}": _share([v.reason is r for v in verdicts]) for r in Reason},
+        "length/mean": _share(rollout.length),
+        "length/truncated": _share(rollout.truncated),
         # Where the log-probability is not finite the entropy seldom is, and nan * 0 is nan.
         "policy/entropy": Mean(
             total=float(np.sum(np.where(rollout.mask > 0, entropy, 0.0))), count=float(np.sum(rollout.mask))
         ),
-        "rollout/nonfinite_rows": Mean(total=float(broken.sum()), count=1.0),
     }

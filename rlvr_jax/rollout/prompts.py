@@ -38,6 +38,11 @@ class PromptBatch:
     valid: Bool[np.ndarray, " P"]
     records: tuple[dict, ...]
 
+    def after(self, batches: int) -> "PromptBatch":
+        """The same prompts where so many batches of this size come before them in a step: a prompt that was in one of
+        those gets samples of its own."""
+        return dataclasses.replace(self, occurrence=self.occurrence + np.int32(batches * len(self.length)))
+
 
 def check_policy(policy: str) -> None:
     """Raises ValueError for a policy that is not one of `POLICIES`."""

@@ -23,9 +23,12 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The reward of one answer, its yes or no, and the reason."""
+    """The reward of one answer, its yes or no, and the reason.
 
-    reward: float
+    A reward of `None` is no verdict: the answer is taken out of its group, and counted.
+    """
+
+    reward: float | None
     correct: bool
     reason: Reason
 

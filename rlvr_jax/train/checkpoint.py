@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,8 @@ from rlvr_jax.train.rundir import require_space
 
 FOLDER = "checkpoints"
 """Of a run directory."""
+ARRAYS = "arrays"
+"""Item of a step that holds the arrays of the host, where there are any."""
 
 
 def was_started(run_dir: pathlib.Path) -> bool:
@@ -54,19 +56,24 @@ class Checkpoints:
         """The newest complete step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
-        """Start writing; returns once the arrays are copied.
+    def save(
+        self, step: int, state: Any, data: dict[str, Any], arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Start writing; returns once the arrays are copied. `arrays` are of the host, of any shape.
 
         Raises OSError where the disk is too full, or where the save before this one failed.
         """
         self.wait()
         if self.latest() == step:
             return
-        leaves = _by_path(state)
-        require_space(self.directory, sum(x.size * x.dtype.itemsize for x in leaves.values()))
-        args = ocp.args.Composite(state=ocp.args.StandardSave(leaves), data=ocp.args.JsonSave(data))
+        leaves, arrays = _by_path(state), arrays or {}
+        size = sum(x.size * x.dtype.itemsize for x in (*leaves.values(), *arrays.values()))
+        require_space(self.directory, size)
+        items = {"state": ocp.args.StandardSave(leaves), "data": ocp.args.JsonSave(data)}
+        if arrays:
+            items[ARRAYS] = ocp.args.StandardSave(dict(arrays))
         with self._failing_clearly():
-            self._manager.save(step, args=args)
+            self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state of `step` (default: newest) in the structure, dtypes and shardings of `like`."""
@@ -78,6 +85,15 @@ class Checkpoints:
         found = self._manager.restore(step, args=args)
         leaves = [found["state"][path] for path in _by_path(like)]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), found["data"]
+
+    def arrays(self, step: int | None = None) -> dict[str, np.ndarray]:
+        """The host arrays that were saved beside the state of `step` (default: newest); empty where there are none."""
+        step = self.latest() if step is None else step
+        if step is None or ARRAYS not in self._manager.item_metadata(step):
+            return {}
+        return self._manager.restore(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.StandardRestore()}))[
+            ARRAYS
+        ]
 
     def wait(self) -> None:
         """Until the last save is whole. Raises OSError where it failed."""

@@ -1,15 +1,18 @@
 """What each step leaves behind: its figures, its rollouts, and a line or a bar for whoever watches."""
 
 import contextlib
+import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 import jax
 from rich.console import Console
 from rich.progress import Progress
 
-from rlvr_jax.analysis import advantage_collapse_rate
+from rlvr_jax.analysis import Collapsed, CollapseRecord
+from rlvr_jax.analysis.collapse import EARLY_STEPS
 from rlvr_jax.config import Config
 from rlvr_jax.configfile import to_plain
 from rlvr_jax.rollout.collect import Collected, decode
@@ -24,6 +27,14 @@ def merge(first: Metrics, second: Metrics) -> Metrics:
     """Metrics of two optimiser steps as one: sums and counts add."""
     both = {name: first[name].merge(mean) if name in first else mean for name, mean in second.items()}
     return {**first, **both}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Round:
+    """Prompts, and the answers that were sampled to them."""
+
+    prompts: PromptBatch
+    found: Collected
 
 
 class Logs:
@@ -56,27 +67,36 @@ class Logs:
     def write(
         self,
         step: int,
-        batch: PromptBatch,
-        found: Collected,
+        rounds: Sequence[Round],
         learned: Metrics,
+        collapse: CollapseRecord,
         stream: PromptStream,
         times: dict[str, float],
     ) -> None:
-        """Everything about one finished step."""
-        program = self._program
-        tokens = float(found.rollout.length.sum())
+        """Everything about one finished step, which is counted in `collapse`. Figures of answers are about all that were
+        sampled, whether they were trained on or not."""
+        program, steps = self._program, self._program.config.steps
+        tokens = float(sum(r.found.rollout.length.sum() for r in rounds))
         times = dict(times)
         times["time/tokens_per_second"] = tokens / max(times["time/step"], 1e-9)
         times["time/traces"] = float(sum(program.traces.values()))
         others = {
-            "acr/all": advantage_collapse_rate(found.rollout.reward, program.spec.group_size),
+            **{f"acr/{name}": rate for name, rate in collapse.add(self._collapsed(rounds)).items()},
             "prompts/dropped": float(stream.dropped),
             "prompts/cut": float(stream.cut),
             "optimizer/learning_rate": program.learning_rate_at(step),
         }
-        figures = self._metrics.write(step, {**found.metrics, **learned, **others, **times})
-        self._rollouts.write(step, _rows(program, batch, found))
+        sampled = functools.reduce(merge, (r.found.metrics for r in rounds))
+        figures = self._metrics.write(step, {**sampled, **learned, **others, **times})
+        self._rollouts.write(step, [row for r in rounds for row in _rows(program, r.prompts, r.found)])
         self._progress.update(figures)
+        if collapse.steps == min(EARLY_STEPS, steps) and (warning := collapse.warning()):
+            say(f"note: {warning}")
+
+    def _collapsed(self, rounds: Sequence[Round]) -> Collapsed:
+        size = self._program.spec.group_size
+        found = (r.found.rollout for r in rounds)
+        return sum((Collapsed.of(x.reward, x.correct, x.valid, size) for x in found), start=Collapsed())
 
 
 def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[RolloutRow]:

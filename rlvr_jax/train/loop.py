@@ -6,20 +6,22 @@ from typing import Any
 
 import jax
 
+from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
-from rlvr_jax.rollout.collect import Collected, collect
+from rlvr_jax.rollout.collect import collect
 from rlvr_jax.rollout.prompts import PromptStream
+from rlvr_jax.rollout.refill import Filled, Groups, Refill
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
-from rlvr_jax.train.logs import Logs, check_logging, counting, merge, say, warn_about
+from rlvr_jax.train.logs import Logs, Round, check_logging, counting, merge, say, warn_about
 from rlvr_jax.train.metrics import Phases
 from rlvr_jax.train.program import Program, assemble
 from rlvr_jax.train.rundir import open_run
 from rlvr_jax.train.step import TrainState
 from rlvr_jax.train.stop import StopRequest
 from rlvr_jax.train.warmup import check_demonstrations, warm_up
-from rlvr_jax.types import Metrics, Pass, Stat, Stats
+from rlvr_jax.types import Mean, Metrics, Pass, Stat, Stats
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +71,9 @@ class Run:
         self.program, self.config, self.run_dir = program, program.config, run_dir
         self.stream, self.checkpoints, self.stop = stream, checkpoints, stop
         self.phases = Phases()
+        self.collapse = CollapseRecord()
+        self.surplus: Groups | None = None
+        self.told = False
         self.reference: Any = None
 
     def train(self) -> Outcome:
@@ -82,34 +87,64 @@ class Run:
         with Logs(program, self.run_dir, first) as logs:
             self.phases.collect()
             for step in range(first, config.steps):
-                before = self.stream.get_state()
-                batch = next(self.stream)
-                # ---- sample: G answers to each prompt -------------------------------------------------------
-                with self.phases("sample"):
-                    samples = program.sample_batch(state.params, batch, step=step, seed=config.seed)
-                # ---- verify: a reward for each answer -------------------------------------------------------
-                with self.phases("verify"):
-                    found = collect(config.task, program.tokenizer, batch, samples)
+                before = self.position()
+                # ---- sample and verify: G answers to each prompt, a reward for each answer ------------------
+                refill, rounds = self.gather(state, step)
                 if self.stop.asked:  # this batch is thrown away; on resume the same one is sampled again
                     return self.stopped(step, state, before)
                 # ---- score, credit, update ------------------------------------------------------------------
-                state, learned = self.learn(state, found)
+                batch = refill.close()
+                self.surplus = batch.surplus
+                self.tell_once(step, batch)
+                state, learned = self.learn(state, batch)
                 # ---- write down -----------------------------------------------------------------------------
-                logs.write(step, batch, found, learned, self.stream, self.phases.collect())
+                learned = {**batch.metrics, **learned}
+                logs.write(step, rounds, learned, self.collapse, self.stream, self.phases.collect())
                 done = step + 1
                 if self.stop.asked:
-                    return self.stopped(done, state, self.stream.get_state())
+                    return self.stopped(done, state, self.position())
                 if done % config.checkpoint.every == 0 or done == config.steps:
-                    self.checkpoints.save(done, state, {"stream": self.stream.get_state()})
+                    self.checkpoints.save(done, state, *self.position())
                 self.evaluate_if_due(state, done)
         self.checkpoints.wait()
         return Outcome(complete=True, steps=config.steps, evaluations=load_evaluations(self.run_dir))
 
-    def learn(self, state: TrainState, found: Collected) -> tuple[TrainState, Metrics]:
-        """One batch: statistics of the policies that the objective reads, credit for each token, optimiser steps."""
+    def gather(self, state: TrainState, step: int) -> tuple[Refill, list[Round]]:
+        """Rounds of sampling, until the batch is full of groups that the objective keeps or no more are allowed."""
+        config, program = self.config, self.program
+        size = config.batch
+        refill = Refill(config.objective.filters, size.prompts, size.group_size, self.surplus)
+        rounds: list[Round] = []
+        while not (refill.full or refill.rounds == size.max_rounds or self.stop.asked):
+            prompts = next(self.stream).after(refill.rounds)
+            with self.phases("sample"):
+                samples = program.sample_batch(state.params, prompts, step=step, seed=config.seed)
+            with self.phases("verify"):
+                found = collect(config.task, program.tokenizer, prompts, samples)
+            rounds.append(Round(prompts, found))
+            refill.add(found)
+        return refill, rounds
+
+    def tell_once(self, step: int, batch: Filled) -> None:
+        """That a batch could not be filled; how often that happens is a metric."""
+        size = self.config.batch
+        if size.max_rounds > 1 and batch.kept < size.prompts and not self.told:
+            self.told = True
+            say(
+                f"note: step {step}: after {size.max_rounds} rounds {batch.kept} of {size.prompts} groups passed the "
+                "objective's filter, and only those are trained on. The metric groups/kept shows how often; prompts nearer "
+                "to the policy's ability, or a larger batch.max_rounds, fill the batch."
+            )
+
+    def learn(self, state: TrainState, filled: Filled) -> tuple[TrainState, Metrics]:
+        """One batch: statistics of the policies that the objective reads, credit for each token, optimiser steps.
+
+        A mini-batch without a group that is trained on is skipped: its gradient is zero, and momentum alone would
+        move the parameters.
+        """
         program, batch = self.program, self.config.batch
-        rollout = program.rows(found.rollout)
-        stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(found.logprob)})
+        rollout = program.rows(filled.groups.rollout)
+        stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(filled.groups.logprob)})
         with self.phases("score"):
             if program.score is not None:
                 stats = stats.merge(program.score(state.params, rollout))
@@ -120,13 +155,20 @@ class Run:
             credit, objective, metrics = program.credit(rollout, stats, state.objective)
             metrics = jax.device_get(metrics)
         state = dataclasses.replace(state, objective=objective, step=state.step + 1)
+        trained = range(
+            min(batch.minibatches, filled.kept)
+        )  # mini-batch j holds every minibatches-th group from j on
+        updates = [
+            (k, j)
+            for k in range(self.config.objective.passes.count)
+            for _ in range(batch.epochs)
+            for j in trained
+        ]
         with self.phases("update"):
-            for k in range(self.config.objective.passes.count):
-                for _ in range(batch.epochs):
-                    for j in range(batch.minibatches):
-                        state, seen = program.update(state, rollout, stats, credit, k, j)
-                        metrics = merge(metrics, jax.device_get(seen))
-        return state, metrics
+            for k, j in updates:
+                state, seen = program.update(state, rollout, stats, credit, k, j)
+                metrics = merge(metrics, jax.device_get(seen))
+        return state, {**metrics, "optimizer/updates": Mean(total=float(len(updates)), count=1.0)}
 
     def start(self) -> tuple[TrainState, int]:
         """The newest checkpoint; or fresh weights and the warm-up, which become checkpoint 0."""
@@ -135,13 +177,15 @@ class Run:
         if latest is not None:
             state, data = self.checkpoints.restore(program.abstract)
             self.stream.set_state(data["stream"])
+            self.collapse.set_state(data["collapse"])
+            self.surplus = Groups.from_arrays(self.checkpoints.arrays())
             say(f"resuming {self.run_dir} after step {latest}")
         else:
             state = program.fresh_state()
             if self.config.warmup.steps:
                 state = self.warm_up(state)
             if not self.stop.asked:  # half a warm-up is no place to go on from
-                self.checkpoints.save(0, state, {"stream": self.stream.get_state()})
+                self.checkpoints.save(0, state, *self.position())
         if program.score_ref is not None:
             self.reference = self.checkpoints.reference(program.abstract.params, state.params)
         return state, int(state.step)
@@ -184,9 +228,16 @@ class Run:
         rates = "  ".join(f"pass@{r.k} {r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" for r in found.rates)
         say(f"step {step}: {rates}")
 
-    def stopped(self, done: int, state: TrainState, position: dict[str, Any]) -> Outcome:
+    def position(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint holds beside the training state: where the data stand, and the groups that wait."""
+        data = {"stream": self.stream.get_state(), "collapse": self.collapse.get_state()}
+        return data, self.surplus.as_arrays() if self.surplus else {}
+
+    def stopped(
+        self, done: int, state: TrainState, position: tuple[dict[str, Any], dict[str, Any]]
+    ) -> Outcome:
         """Leave everything so that the next start goes on from here."""
-        self.checkpoints.save(done, state, {"stream": position})
+        self.checkpoints.save(done, state, *position)
         self.checkpoints.wait()
         say(f"stopped after step {done}; the same command goes on from there")
         return Outcome(complete=False, steps=done, evaluations=load_evaluations(self.run_dir))

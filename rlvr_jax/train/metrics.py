@@ -224,7 +224,7 @@ class RolloutRow:
     sample: int
     prompt: str
     completion: str
-    reward: float
+    reward: float | None
     correct: bool
     reason: str
     length: int

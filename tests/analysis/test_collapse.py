@@ -1,5 +1,7 @@
 """The collapse rate against a loop over groups."""
 
+import dataclasses
+import json
 import statistics
 
 import jax
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlvr_jax.analysis import advantage_collapse_rate
+from rlvr_jax.analysis import Collapsed, CollapseRecord, advantage_collapse_rate
 
 
 def by_loop(rewards, group_size, tau=1e-6):
@@ -42,3 +44,89 @@ def test_the_threshold_is_on_the_population_deviation():
 def test_groups_that_do_not_divide_the_rows_are_refused():
     with pytest.raises(ValueError, match="^6 rows are no whole number of groups of 4.$"):
         advantage_collapse_rate(np.zeros(6), 4)
+
+
+# ---- counts by kind, and over a run ------------------------------------------------------------------------------
+
+
+def counted_by_loop(rewards, correct, valid, size):
+    """Each group looked at on its own."""
+    out = dict.fromkeys(("groups", "all", "all_wrong", "all_right"), 0)
+    for i in range(0, len(rewards), size):
+        rows = [j for j in range(i, i + size) if valid[j]]
+        if not rows:
+            continue
+        out["groups"] += 1
+        if statistics.pstdev(rewards[j] for j in rows) < 1e-6:
+            right = sum(correct[j] > 0 for j in rows)
+            out["all"] += 1
+            out["all_wrong"] += right == 0
+            out["all_right"] += right == len(rows)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_by_kind_are_those_of_a_loop_and_rejected_rows_have_no_part(seed):
+    random = np.random.default_rng(seed)
+    rewards = random.choice([0.0, 0.5, 1.0], 360).astype(np.float32)
+    correct = (rewards > random.choice([0.0, 0.7], 360)).astype(np.float32)  # 0.5 is right in some rows
+    valid = random.random(360) < 0.6
+    rewards[~valid] = np.nan
+    got = Collapsed.of(rewards, correct, valid, 3)
+    expected = counted_by_loop(rewards, correct, valid, 3)
+    assert dataclasses.asdict(got) == expected
+    assert 0 < got.all_wrong + got.all_right < got.all < got.groups < 120
+    assert got.rates() == {k: v / got.groups for k, v in expected.items() if k != "groups"}
+
+
+def batch_of(wrong, right, mixed):
+    return Collapsed(groups=wrong + right + mixed, all=wrong + right, all_wrong=wrong, all_right=right)
+
+
+def test_running_rates_weigh_groups_and_the_early_rate_is_the_mean_of_the_first_hundred_steps():
+    record = CollapseRecord()
+    first = record.add(batch_of(wrong=3, right=1, mixed=0))
+    assert (first["all"], first["running_all"], first["early"]) == (1.0, 1.0, 1.0)
+    second = record.add(batch_of(wrong=0, right=0, mixed=12))  # dynamic sampling: three rounds
+    assert second["all"] == 0.0
+    assert second["running_all"] == 4 / 16 and second["running_all_wrong"] == 3 / 16
+    assert second["running_all_right"] == 1 / 16
+    assert second["early"] == 0.5
+    for _ in range(98):
+        hundredth = record.add(batch_of(wrong=0, right=0, mixed=4))
+    later = record.add(batch_of(wrong=4, right=0, mixed=0))
+    assert hundredth["early"] == later["early"] == pytest.approx(1 / 100)
+    assert later["running_all"] > hundredth["running_all"]
+
+
+def test_the_record_goes_through_json_and_goes_on():
+    whole, first = CollapseRecord(), CollapseRecord()
+    batches = [batch_of(i % 3, i % 2, 2) for i in range(7)]
+    expected = [whole.add(b) for b in batches]
+    for b in batches[:4]:
+        first.add(b)
+    second = CollapseRecord()
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert [second.add(b) for b in batches[4:]] == expected[4:]
+
+
+@pytest.mark.parametrize("wrong, right, advice", [(3, 1, "easier prompts"), (1, 3, "harder prompts")])
+def test_a_high_early_rate_is_explained_with_what_to_try(wrong, right, advice):
+    record = CollapseRecord()
+    for _ in range(20):
+        record.add(batch_of(wrong=wrong, right=right, mixed=4))
+    text = record.warning()
+    assert text is not None
+    assert text.startswith(
+        "in 50% of the groups of the first 20 steps all answers got the same reward "
+        f"(so far {wrong / 8:.0%} all wrong, {right / 8:.0%} all right): they taught nothing."
+    )
+    for part in ("arXiv:2605.21125", "reported to fall by 3 points", advice, "batch.max_rounds", "avspo"):
+        assert part in text
+
+
+def test_a_low_early_rate_and_a_run_without_any_group_warn_of_nothing():
+    record = CollapseRecord()
+    assert record.warning() is None
+    record.add(batch_of(wrong=1, right=1, mixed=6))
+    assert record.warning() is None

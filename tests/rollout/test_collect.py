@@ -104,28 +104,45 @@ def test_a_row_with_a_log_probability_that_is_not_finite_is_masked_and_counted(t
     given.logprob[6, 4] = value  # under the padding: nobody's log-probability
     found = collect(Letters(), tokenizer, batch(tokenizer), given)
     assert found.rollout.mask.sum(1).tolist() == [0, 5, 1, 2, 2, 0, 2, 3]
-    assert found.metrics["rollout/nonfinite_rows"].value() == 2.0
+    assert found.metrics["rollout/nonfinite"].value() == 2 / 8
     entropy = found.metrics["policy/entropy"]
     assert (entropy.total, entropy.count) == (0.5 * 15, 15)
     assert found.rollout.reward[0] == 1.0  # judged all the same, and no reward is made up
     assert (
-        collect(Letters(), tokenizer, batch(tokenizer), samples(ROWS))
-        .metrics["rollout/nonfinite_rows"]
-        .value()
+        collect(Letters(), tokenizer, batch(tokenizer), samples(ROWS)).metrics["rollout/nonfinite"].value()
         == 0.0
     )
 
 
-def test_groups_lengths_and_truncation_are_counted(tokenizer):
+@dataclasses.dataclass(frozen=True)
+class Mute(Letters):
+    """A verifier that has no word on answers that begin with e or f."""
+
+    nothing: float | None = None
+
+    def verify(self, record, completion):
+        verdict = super().verify(record, completion)
+        silent = completion[:1] in ("e", "f")
+        return dataclasses.replace(verdict, reward=self.nothing) if silent else verdict
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan, np.inf])
+def test_an_answer_without_a_reward_is_taken_out_and_counted(tokenizer, nothing):
+    found = collect(Mute(nothing=nothing), tokenizer, batch(tokenizer), samples(ROWS))
+    assert found.rollout.mask.sum(1).tolist() == [3, 5, 1, 2, 2, 0, 0, 3]
+    assert np.isfinite(found.rollout.reward).all()
+    assert found.metrics["rollout/unjudged"].value() == 2 / 8
+    assert found.metrics["rollout/nonfinite"].value() == 0
+    assert (found.metrics["reward/mean"].total, found.metrics["reward/mean"].count) == (2, 6)
+
+
+def test_rewards_lengths_and_truncation_are_counted(tokenizer):
     right, wrong = [[A, EOS]] * 4, [[A, C, C, C, C]] * 4
     metrics = collect(Letters(), tokenizer, batch(tokenizer), samples(right + wrong)).metrics
-    assert metrics["groups/all_right"].value() == metrics["groups/all_wrong"].value() == 0.5
     assert metrics["reward/mean"].value() == metrics["reward/correct"].value() == 0.5
     assert metrics["length/mean"].value() == 3.5
     assert metrics["length/truncated"].value() == 0.5
     assert metrics["policy/entropy"].value() == 0.5
-    mixed = collect(Letters(), tokenizer, batch(tokenizer), samples(ROWS)).metrics
-    assert mixed["groups/all_right"].value() == mixed["groups/all_wrong"].value() == 0.0
 
 
 def test_what_was_sampled_is_what_is_trained_however_else_its_text_could_be_encoded():
