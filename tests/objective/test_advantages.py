@@ -10,19 +10,23 @@ from toys import SPEC, batch, context
 
 from rlvr_jax.objective import Objective, chain
 from rlvr_jax.objective.advantages import (
+    Batch,
     Center,
     Focal,
     Group,
     LeaveOneOut,
+    batch_normalize,
     focal_weight,
     group_center,
     group_normalize,
     leave_one_out,
 )
+from rlvr_jax.objective.presets import from_config
 from rlvr_jax.sharding import make_mesh, row_sharding
 from rlvr_jax.types import BatchSpec
 
 REWARDS = np.random.default_rng(0).normal(size=24).astype(np.float32)
+TWO = BatchSpec(groups=2, group_size=2, length=5, num_prompts=4)
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 """Differences of float32 rewards of order 1 (an ulp is 6e-8 to 1e-7), divided by deviations not far below 1."""
 
@@ -137,6 +141,62 @@ def test_a_group_that_straddles_devices_is_still_one_group():
         np.testing.assert_allclose(split, whole, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1])
+def test_batch_matches_the_paper(epsilon):
+    mean = sum(map(float, REWARDS)) / 24
+    std = (sum((float(r) - mean) ** 2 for r in REWARDS) / 24) ** 0.5
+    expected = [(float(r) - mean) / (std + epsilon) for r in REWARDS]
+    np.testing.assert_allclose(batch_normalize(jnp.asarray(REWARDS), epsilon=epsilon), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 41, 96])
+def test_a_batch_of_equal_rewards_gives_exactly_zero(rows):
+    for value in (0.95, 0.1, 1 / 3, 1e8):
+        assert not jax.jit(lambda x: batch_normalize(x, epsilon=0.0))(jnp.full(rows, value)).any()
+
+
+def test_the_groups_mean_and_the_batchs_deviation_are_not_swapped():
+    """Groups (0, 2) and (10, 16): means 1 and 13, deviations of the centred batch sqrt((1 + 1 + 9 + 9) / 4) = sqrt 5."""
+    rollout, stats = batch(spec=TWO, reward=[0.0, 2.0, 10.0, 16.0])
+    ctx = context(rollout, stats, TWO)
+
+    def advantage(*names):
+        stages = from_config({"advantage": list(names)}).advantage
+        return stages.apply(rollout.reward, ctx, stages.init(TWO))[0]
+
+    np.testing.assert_allclose(advantage("center", "batch"), np.array([-1, 1, -3, 3]) / 5**0.5, rtol=1e-5)
+    np.testing.assert_allclose(advantage("group"), np.array([-1, 1, -1, 1]) / 2**0.5, rtol=1e-5)
+    # The whole batch alone: mean 7, deviation sqrt((49 + 25 + 9 + 81) / 4) = sqrt 41.
+    np.testing.assert_allclose(advantage("batch"), np.array([-7, -5, 3, 9]) / 41**0.5, rtol=1e-5)
+
+
+def test_the_batch_is_that_of_all_devices():
+    """Each of 8 devices holds two rows of one level: its own statistics would give +1 and -1 everywhere."""
+    rows = row_sharding(make_mesh())
+    rewards = jnp.asarray(np.repeat(np.arange(8.0), 2) + np.tile([-0.1, 0.1], 8), jnp.float32)
+    normalize = lambda x: batch_normalize(x, epsilon=1e-6)  # noqa: E731
+    split = jax.jit(normalize, in_shardings=rows, out_shardings=rows)(rewards)
+    assert len(split.sharding.device_set) == 8
+    np.testing.assert_allclose(split, jax.jit(normalize)(rewards), rtol=1e-6, atol=1e-7)
+    expected = (np.asarray(rewards, float) - 3.5) / (
+        5.25 + 0.01
+    ) ** 0.5  # variance (64 - 1) / 12 of 0..7, and 0.1^2
+    np.testing.assert_allclose(split, expected, rtol=1e-5)
+
+
+def test_a_batch_of_groups_of_one_is_normalised_and_one_response_is_refused():
+    """REINFORCE++ without a baseline has one response a prompt."""
+    spec = BatchSpec(groups=4, group_size=1, length=5, num_prompts=4)
+    objective = Objective(advantage=chain(Batch()))
+    objective.check(spec)
+    text = (
+        "advantage 'batch' compares the responses of a batch, and one response leaves nothing to compare: its advantage "
+        "would be 0. Set batch.prompts or batch.group_size to 2 or more."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        objective.check(BatchSpec(groups=1, group_size=1, length=5, num_prompts=4))
+
+
 def test_zero_gamma_is_the_identity():
     rollout, stats = batch(reward=[0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0])
     x = jnp.asarray(REWARDS[:12])
@@ -190,6 +250,7 @@ def test_a_group_of_one_is_refused_before_anything_runs(stage):
     [
         (lambda: Group(ddof=2), "ddof is 0 (population) or 1 (sample standard deviation), got 2."),
         (lambda: Group(epsilon=-1e-6), "epsilon is added to a standard deviation and is >= 0, got -1e-06."),
+        (lambda: Batch(epsilon=-1.0), "epsilon is added to a standard deviation and is >= 0, got -1.0."),
         (lambda: Focal(-0.5), "focal gamma is an exponent >= 0 (0 turns it off), got -0.5."),
         (lambda: Focal(float("nan")), "focal gamma is an exponent >= 0 (0 turns it off), got nan."),
         (
