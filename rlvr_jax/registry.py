@@ -40,7 +40,8 @@ def lookup(slot: str, name: str) -> type:
     """The class registered under a name; the error offers the nearest one."""
     if name not in _TABLE.get(slot, {}):
         raise ValueError(
-            f"no {slot} called {name!r}.{nearest(name, names(slot))} Known: {', '.join(names(slot))}."
+            f"no {slot} called {name!r}.{nearest(name, names(slot))} Known: {', '.join(names(slot))}; one of your own is "
+            "known once the module that registers it is imported."
         )
     return _TABLE[slot][name]
 

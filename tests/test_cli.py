@@ -326,7 +326,8 @@ def test_an_evaluation_that_cannot_be_made_is_one_line(trained, capsys, unbuilt)
     refused(
         capsys,
         ["eval", folder, "--task", "mazze"],
-        f"no task called 'mazze'. Did you mean 'maze'? Known: {', '.join(names('task'))}.",
+        f"no task called 'mazze'. Did you mean 'maze'? Known: {', '.join(names('task'))}; one of your own is "
+        "known once the module that registers it is imported.",
     )
     refused(
         capsys,

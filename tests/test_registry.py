@@ -90,9 +90,10 @@ def test_errors_of_fields(gadgets, fields, text):
 
 
 def test_errors_of_names(gadgets):
+    own = "one of your own is known once the module that registers it is imported."
     for name, text in {
-        "gadjet": "no gadget called 'gadjet'. Did you mean 'gadget'? Known: gadget.",
-        "zzz": "no gadget called 'zzz'. Known: gadget.",
+        "gadjet": f"no gadget called 'gadjet'. Did you mean 'gadget'? Known: gadget; {own}",
+        "zzz": f"no gadget called 'zzz'. Known: gadget; {own}",
     }.items():
         with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
             build("gadget", name)
