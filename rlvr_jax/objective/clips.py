@@ -69,7 +69,7 @@ def cispo_gain(
 ) -> Float[Array, "B T"]:
     """sg[clip(r, 1 - low, 1 + high)] A log pi: the weight is clipped and has no gradient, no token loses its own.
 
-    `low` and `high` are offsets from 1, not absolute bounds. Reference: CISPO, arXiv:2506.13585.
+    `low` and `high` are offsets from 1, not absolute bounds. Reference: CISPO, arXiv:2506.13585, eq. 4 and 5.
     """
     return jax.lax.stop_gradient(jnp.clip(ratio, 1 - low, 1 + high)) * advantage * logprob
 
@@ -169,7 +169,7 @@ class Cispo(Clip):
         sg[clip(r, 1 - low, 1 + high)] A log pi
 
     `policy/clip_fraction` counts the tokens whose weight is cut; they still learn.
-    Reference: CISPO, arXiv:2506.13585; bounds of F-GRPO, arXiv:2602.06717.
+    Reference: CISPO, arXiv:2506.13585, eq. 4 and 5; bounds of F-GRPO, arXiv:2602.06717.
     Deviations: both bounds are offsets from 1, so r is in [0, 6]; some trainers take the upper one as it is, so 5.
     """
 

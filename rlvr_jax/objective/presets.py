@@ -122,7 +122,7 @@ PRESETS: Mapping[str, Objective] = {
 }
 
 SOURCES: Mapping[str, str] = {
-    "grpo": "arXiv:2402.03300. Group-normalised rewards, PPO clip 0.2, mean over tokens then over responses, no KL.",
+    "grpo": "arXiv:2402.03300. Group-normalised rewards, PPO clip 0.2, mean over tokens then over responses; their KL (0.04) is left out.",
     "dr_grpo": "arXiv:2503.20783. Centred rewards without division by the deviation, sum over tokens over a constant.",
     "rloo": "arXiv:2402.14740. Leave-one-out baseline, plain policy gradient, sum over tokens over a constant.",
     "dapo": "arXiv:2503.14476. Clip-higher 0.2/0.28, token mean, overlong punishment, mixed groups only; batch.max_rounds refills.",
