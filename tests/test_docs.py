@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +11,8 @@ from rlvr_jax import registry
 from rlvr_jax.objective.describe import TITLES, entry, methods
 from rlvr_jax.objective.presets import PLURAL, PRESETS, SOURCES
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "methods.md"
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "methods.md"
 SLOTS = (
     "reward",
     "mask",
@@ -26,6 +29,14 @@ PARTS = [registry.build(kind, name) for kind in (*SLOTS, *PLURAL.values()) for n
 
 def test_the_page_of_methods_is_current():
     assert PAGE.read_text(encoding="utf-8") == methods(), "docs/methods.md is out of date: run `make docs`."
+
+
+def test_make_docs_writes_the_page():
+    (command,) = re.findall(
+        r"\$\(BIN\)/python (.*) > docs/methods.md$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode() == methods()
 
 
 def test_the_page_has_every_preset_and_every_stage_once():

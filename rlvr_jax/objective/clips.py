@@ -249,7 +249,8 @@ class Dynamic(Clip):
 class PpoRegion(Clip):
     """PPO's clip as a mask: the ordinary ratio of the token says where there is no gradient, whatever is weighed.
 
-        c A 1[not (A > 0 and r > 1 + high or A < 0 and r < 1 - low)],   r = pi / pi_old,   c = exp(log_ratio)
+        c A 1[not (A > 0 and r > 1 + high or A < 0 and r < 1 - low)]
+        r = pi / pi_old,   c = exp(log_ratio)
 
     With ratio `token` the gradient is that of clip `ppo`. Made for ratio `bernoulli_variance`.
     Reference: the region of PPO, arXiv:1707.06347, eq. 7, as we read ReCo, arXiv:2607.26862, to keep it.

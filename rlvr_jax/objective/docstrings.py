@@ -69,7 +69,8 @@ def constants(part: Part) -> list[dict[str, Any]]:
         value = getattr(part, field.name)
         standing, why = str(field.metadata.get("standing", "")), field.metadata.get("why", "")
         if value != field.default:
-            standing, why = "set by the preset", f"the stage's default is {show(field.default)}"
+            known = f" [{': '.join(filter(None, (standing, why)))}]" if standing else ""
+            standing, why = "set by the preset", f"the stage's default is {show(field.default)}{known}"
         meaning = meanings.get(field.name, "")
         out.append({"name": field.name, "value": value, "standing": standing, "why": why, "meaning": meaning})
     return out

@@ -49,7 +49,8 @@ def inverse_occurrence(
 class InverseOccurrence(Stateless):
     """ReCo's response level: `inverse_occurrence` of the old policy's length-normalised likelihood.
 
-        A_i <- w_i A_i,   w_i = min(1 / (G pbar_i), cap) / (mean of the group),   pbar_i = exp(mean_t log pi_old(o_it))
+        A_i <- w_i A_i,   w_i = min(1 / (G pbar_i), cap) / (mean of the group)
+        pbar_i = exp(mean_t log pi_old(o_it))
 
     The likelihood is that of all sampled tokens, whatever the masks leave out of the loss.
     Reference: ReCo, arXiv:2607.26862 (abstract; the equation as three third-party texts give it).

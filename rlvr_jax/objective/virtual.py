@@ -27,7 +27,8 @@ _NOTES = "third-party notes on version 2 and on the authors' draft"
 class Virtual(InGroup, Stage):
     """AVSPO: GRPO's advantage, with virtual rewards in the groups that collapsed while many did: `virtual_normalize`.
 
-        ACR = share of groups with sigma(R) < 1e-6;  if ACR > tau:  K = max(1, min(G, ceil(G ACR^alpha))), else K = 0
+        ACR = share of groups with sigma(R) < 1e-6
+        K = max(1, min(G, ceil(G ACR^alpha))) if ACR > tau, else 0
         tau <- adaptive_threshold(tau, ACR, mean R - last mean R)
 
     So all-right groups get a constant push up and all-wrong ones down. State: tau and the last batch's mean reward.
@@ -123,7 +124,8 @@ def _idle(advantage: Float[Array, " B"], group_size: int, valid: Bool[Array, " B
 class VirtualOfficial(InGroup, Stage):
     """The rule in AVSPO's released code, which is not the paper's: `official_virtual_normalize`.
 
-        if every reward of the batch is 0 (or every one is 1), each group gets one virtual reward of 1 (or 0)
+        every reward of the batch is 0: each group gets one virtual reward of 1
+        every reward of the batch is 1: each group gets one virtual reward of 0
 
     Metrics: ACR before and after. Reference: the code released with AVSPO, arXiv:2605.21125.
     Deviations from the paper: no threshold, no K, nothing for a collapsed group in a batch that is not all alike.
