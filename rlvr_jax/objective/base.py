@@ -11,6 +11,8 @@ never retraces), and `dataclasses.asdict` is the serialisation.
 import abc
 import dataclasses
 import enum
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -105,6 +107,16 @@ class Stateless(Stage):
         """The slot's new value."""
 
 
+def labels(parts: Iterable[Part]) -> tuple[str, ...]:
+    """Names of parts that stand in one slot; a repeated one gets a number (`focal`, `focal2`)."""
+    seen: Counter[str] = Counter()
+    out = []
+    for part in parts:
+        seen[part.name] += 1
+        out.append(part.name if seen[part.name] == 1 else f"{part.name}{seen[part.name]}")
+    return tuple(out)
+
+
 @dataclasses.dataclass(frozen=True)
 class Chain(Stage):
     """Stages in a row. State is keyed by name, so that inserting a stage shifts no checkpoint key."""
@@ -113,13 +125,8 @@ class Chain(Stage):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the stages; a repeated one gets a number (`focal`, `focal2`)."""
-        seen: dict[str, int] = {}
-        out = []
-        for stage in self.stages:
-            seen[stage.name] = seen.get(stage.name, 0) + 1
-            out.append(stage.name if seen[stage.name] == 1 else f"{stage.name}{seen[stage.name]}")
-        return tuple(out)
+        """Names of the stages."""
+        return labels(self.stages)
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]

@@ -30,6 +30,7 @@ from rlvr_jax.objective.base import (
     Ratio,
     Regulariser,
     chain,
+    labels,
 )
 from rlvr_jax.objective.clips import Ppo
 from rlvr_jax.objective.passes import Single
@@ -180,14 +181,14 @@ class Objective:
                 self.clip.clipped(log_ratio, credit.advantage, narrow), credit.mask
             ),
         }
-        for gate in self.gates:
-            gate_weight = gate.weight(stats.view(gate.needs, gate.name), credit.mask)
+        for label, gate in zip(labels(self.gates), self.gates, strict=True):
+            gate_weight = gate.weight(stats.view(gate.needs, label), credit.mask)
             gain = gain * jax.lax.stop_gradient(gate_weight)
             found = gate.metrics(gate_weight, credit.mask)
-            metrics |= {f"gate/{gate.name}/{k}": v for k, v in found.items()}
-        for part in self.regularisers:
-            penalty = part.penalty(stats.view(part.needs, part.name), credit.mask)
-            metrics[f"regulariser/{part.name}"] = Mean.of(penalty, credit.mask)
+            metrics |= {f"gate/{label}/{k}": v for k, v in found.items()}
+        for label, part in zip(labels(self.regularisers), self.regularisers, strict=True):
+            penalty = part.penalty(stats.view(part.needs, label), credit.mask)
+            metrics[f"regulariser/{label}"] = Mean.of(penalty, credit.mask)
             gain = gain - penalty
         loss = -jnp.where(weight > 0, weight * gain, 0.0).sum()
         return loss, jax.lax.stop_gradient(metrics)
