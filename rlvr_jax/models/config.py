@@ -1,25 +1,28 @@
-"""What a decoder looks like, read from and written to the `config.json` of a Hugging Face directory."""
+"""What a decoder looks like: sizes, and what sets one family apart from another."""
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Literal
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` that the decoder computes exactly."""
 
-_REQUIRED = {
-    "vocab_size": "vocab_size",
-    "num_layers": "num_hidden_layers",
-    "dim": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "mlp_dim": "intermediate_size",
-}
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How the rotary frequencies of a model are lowered for texts longer than those of its pre-training.
+
+    `linear` (arXiv:2306.15595) divides all of them by `factor`. `llama3` (Llama 3.1, arXiv:2407.21783) divides those
+    whose wavelength is above `original_positions / low_freq_factor`, keeps those below
+    `original_positions / high_freq_factor`, and blends in between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one decoder: Llama, with biases on q, k, v (Qwen2) or norms on q and k (Qwen3).
+    """Sizes and switches of one decoder. The defaults are Llama's; families differ in fields, not in code.
 
     Raises ValueError for sizes that no decoder can have.
     """
@@ -31,17 +34,37 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     mlp_dim: int
+    family: str = "llama"
+    """`model_type` of the files of this model."""
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tied_embeddings: bool = True
     attention_bias: bool = False
+    """On q, k and v (Qwen2)."""
     qk_norm: bool = False
+    """A norm on each head of q and k (Qwen3, Gemma 3)."""
     max_positions: int = 4096
+    windows: tuple[int, ...] = ()
+    """Tokens that each layer's queries see, themselves included; 0 for all. Empty: every layer sees all."""
+    local_rope_theta: float | None = None
+    """Base of the layers that have a window, unscaled; None: `rope_theta` everywhere (Gemma 3 has two)."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    norm_offset: float = 0.0
+    """Added to the weight of every norm (Gemma: 1)."""
+    post_norms: bool = False
+    """A norm behind attention and MLP too, before each is added to the residual stream (Gemma 3)."""
+    embedding_scale: float = 1.0
+    """What an embedding is multiplied by as an input (Gemma: sqrt(dim)). The head is not."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None: head_dim^-1/2."""
+    softcap: float | None = None
+    """logits <- softcap tanh(logits / softcap)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in (int, float) and not value > 0:
+            if field.type in (int, float) and field.name != "norm_offset" and not value > 0:
                 raise ValueError(f"model field {field.name} is {value}; it must be positive.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -52,93 +75,12 @@ class ModelConfig:
             raise ValueError(
                 f"head_dim is {self.head_dim}; rotary embeddings turn pairs, so it must be even."
             )
-        if self.attention_bias and self.qk_norm:
+        if self.windows and len(self.windows) != self.num_layers:
             raise ValueError(
-                "attention_bias (Qwen2) and qk_norm (Qwen3) are both on; no known family has both."
+                f"windows has {len(self.windows)} entries for {self.num_layers} layers; give one a layer, or none."
             )
 
-    def to_huggingface(self) -> dict[str, Any]:
-        """The `config.json` that `transformers` builds the same network from."""
-        family = "qwen3" if self.qk_norm else "qwen2" if self.attention_bias else "llama"
-        return {
-            "architectures": [f"{family.capitalize()}ForCausalLM"],
-            "model_type": family,
-            "vocab_size": self.vocab_size,
-            "num_hidden_layers": self.num_layers,
-            "hidden_size": self.dim,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.mlp_dim,
-            "rope_theta": self.rope_theta,
-            "rms_norm_eps": self.norm_eps,
-            "tie_word_embeddings": self.tied_embeddings,
-            "max_position_embeddings": self.max_positions,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "dtype": "float32",
-        }
-
-
-def from_huggingface(mapping: Mapping[str, Any]) -> ModelConfig:
-    """Read a `config.json`.
-
-    Raises ValueError for an unknown `model_type`, and one listing every missing field or every field whose value asks
-    for something the decoder does not compute.
-    """
-    family = mapping.get("model_type")
-    if family not in FAMILIES:
-        raise ValueError(f"model_type {family!r} is not supported; it must be one of {', '.join(FAMILIES)}.")
-    missing = [theirs for theirs in _REQUIRED.values() if mapping.get(theirs) is None]
-    if missing:
-        raise ValueError(
-            f"the config of this {family} model has no {', '.join(missing)}; they have no default."
-        )
-    unsupported = _unsupported(mapping)
-    if unsupported:
-        raise ValueError(
-            f"this {family} model needs what the decoder does not compute: {'; '.join(unsupported)}. "
-            "Choose a model without."
-        )
-    sizes = {ours: mapping[theirs] for ours, theirs in _REQUIRED.items()}
-    heads = sizes["num_heads"]
-    return ModelConfig(
-        **sizes,
-        num_kv_heads=mapping.get("num_key_value_heads") or heads,
-        head_dim=mapping.get("head_dim") or (128 if family == "qwen3" else sizes["dim"] // heads),
-        rope_theta=float(_rope(mapping).get("rope_theta", 10000.0)),
-        norm_eps=mapping.get("rms_norm_eps", 1e-6),
-        tied_embeddings=mapping.get("tie_word_embeddings", False),
-        attention_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        max_positions=mapping.get("max_position_embeddings", 2048 if family == "llama" else 32768),
-    )
-
-
-def _rope(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings of both generations of files: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
-    settings = {k: mapping[k] for k in ("rope_theta",) if mapping.get(k) is not None}
-    return {**settings, **(mapping.get("rope_scaling") or {}), **(mapping.get("rope_parameters") or {})}
-
-
-_SUPPORTED: dict[str, Callable[[Any], bool]] = {
-    "hidden_act": lambda value: value in (None, "silu"),
-    "mlp_bias": lambda value: not value,
-    "use_sliding_window": lambda value: not value,
-    "layer_types": lambda value: not value or set(value) == {"full_attention"},
-    "quantization_config": lambda value: not value,
-}
-
-
-def _unsupported(mapping: Mapping[str, Any]) -> list[str]:
-    found = [key for key, fine in _SUPPORTED.items() if not fine(mapping.get(key))]
-    if mapping["model_type"] != "qwen2" and mapping.get(
-        "attention_bias"
-    ):  # there it puts one on the output too
-        found.append("attention_bias")
-    if mapping.get("partial_rotary_factor") not in (None, 1, 1.0):
-        found.append("partial_rotary_factor")
-    shown = [f"{key}={json.dumps(mapping[key])}" for key in found]
-    rope = _rope(mapping)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    return shown + ([f"rope scaling of type {kind!r}"] if kind != "default" else [])
+    @property
+    def score_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale

@@ -5,6 +5,7 @@ token is a row's first own input, so own position t reads token t and predicts t
 prompt positions never reach the head.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlvr_jax.models.attention import attend, precision_of, rope_angles, rotate
+from rlvr_jax.models.attention import Places, attend, precision_of, rope_angles, rope_frequencies, rotate
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.sharding import constrain, named
@@ -44,8 +45,11 @@ class Prefix:
     length: Int[Array, " P"]
 
 
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
+
+
 class Decoder(nnx.Module):
-    """A Llama-like decoder with stacked layers. Parameters are float32; `dtype` is what it computes in.
+    """A decoder with stacked layers. Parameters are float32; `dtype` is what it computes in.
 
     Raises ValueError for an unknown `remat`.
     """
@@ -59,10 +63,10 @@ class Decoder(nnx.Module):
             raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(REMAT)}.")
         self.config, self.dtype, self.remat = config, jnp.dtype(dtype), remat
         for name, leaf in outer_layout(config).items():
-            setattr(self, name, _parameter(name, leaf, leaf, rngs))
+            setattr(self, name, _parameter(name, leaf, leaf, config, rngs))
         self.layers = nnx.Dict(
             {
-                name: _parameter(name, leaf, leaf.stacked(config.num_layers), rngs)
+                name: _parameter(name, leaf, leaf.stacked(config.num_layers), config, rngs)
                 for name, leaf in layer_layout(config).items()
             }
         )
@@ -70,7 +74,7 @@ class Decoder(nnx.Module):
     def prefill(self, tokens: Int[Array, "P S"], length: Int[Array, " P"]) -> Prefix:
         """Keys and values of prompts padded on the right. `length` may be 0: that prefix is masked entirely."""
         nothing = self._empty_prefix(tokens.shape[0])
-        _, (keys, values) = self._run(tokens, nothing, emit=lambda k, v: (k, v))
+        _, (keys, values) = self._run(tokens, nothing, None, emit=lambda k, v: (k, v))
         return Prefix(keys=keys, values=values, length=length)
 
     def hidden(self, tokens: Int[Array, "B T"], prefix: Prefix) -> Float[Array, "B T D"]:
@@ -78,7 +82,15 @@ class Decoder(nnx.Module):
 
         Row b continues prompt b // (B / P) at position `prefix.length`, causal over its own tokens.
         """
-        return self._run(tokens, prefix, emit=lambda k, v: None)[0]
+        return self._run(tokens, prefix, None, emit=lambda k, v: None)[0]
+
+    def packed(self, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The same for rows that hold several whole texts one after another, without any prefix.
+
+        A text is a run of equal numbers in `segments`. It sees only itself, and its positions count from 0.
+        """
+        nothing = self._empty_prefix(tokens.shape[0])
+        return self._run(tokens, nothing, segments, emit=lambda k, v: None)[0]
 
     def init_cache(self, batch: int, length: int) -> Cache:
         """Room for `length` own tokens of `batch` rows."""
@@ -93,21 +105,25 @@ class Decoder(nnx.Module):
 
         The cache rides in the carry of the scan over layers and is updated in place.
         """
-        x, angles = self._embed(tokens[:, None], prefix, index)
-        mask, prefix_mask = (jnp.arange(cache.keys.shape[2]) <= index)[None], _prefix_mask(prefix)
+        own = index - jnp.arange(cache.keys.shape[2])
+        offset = jnp.asarray(index)[None]
+        places = self._places(
+            _starts(tokens.shape[0], prefix) + offset[None], offset, own[None, None], prefix
+        )
 
         def body(carry, layer):
             x, keys, values = carry
-            w, prefix_k, prefix_v, i = layer
+            w, prefix_k, prefix_v, window, i = layer
             w = self._cast(w)
-            q, k, v = self._project(w, x, angles)
+            q, k, v = self._project(w, x, places.turned(window))
             keys = _pin_cache(jax.lax.dynamic_update_slice(keys, k[None], (i, 0, index, 0, 0)))
             values = _pin_cache(jax.lax.dynamic_update_slice(values, v[None], (i, 0, index, 0, 0)))
-            out = attend(q, prefix_k, prefix_v, prefix_mask, keys[i], values[i], mask)
+            out = self._attend(q, prefix_k, prefix_v, keys[i], values[i], places.seen(window))
             return (self._finish(w, x, out), keys, values), None
 
-        layers = (self._stacked(), prefix.keys, prefix.values, jnp.arange(self.config.num_layers))
-        (x, keys, values), _ = jax.lax.scan(body, (x, cache.keys, cache.values), layers)
+        start = self._embed(tokens[:, None]), cache.keys, cache.values
+        layers = (*self._layers(prefix), jnp.arange(self.config.num_layers))
+        (x, keys, values), _ = jax.lax.scan(body, start, layers)
         return self._norm(x, self.final_norm[...])[:, 0], Cache(keys=keys, values=values)
 
     def head(self) -> Float[Array, "V D"]:
@@ -119,35 +135,68 @@ class Decoder(nnx.Module):
         return constrain(param[...].astype(self.dtype), "vocab", None)
 
     def _run(
-        self, tokens: Int[Array, "B T"], prefix: Prefix, emit: Callable[[Array, Array], Any]
+        self,
+        tokens: Int[Array, "B T"],
+        prefix: Prefix,
+        segments: Int[Array, "B T"] | None,
+        emit: Callable[[Array, Array], Any],
     ) -> tuple[Array, Any]:
         """All layers over whole rows; `emit` picks what to keep of each layer's keys and values."""
-        x, angles = self._embed(tokens, prefix, 0)
-        mask, prefix_mask = jnp.tri(tokens.shape[1], dtype=bool), _prefix_mask(prefix)
+        offset = jnp.arange(tokens.shape[1])
+        positions = _starts(tokens.shape[0], prefix) + offset[None]
+        own = (offset[:, None] - offset[None])[None]
+        if segments is not None:
+            first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+            positions = positions - jax.lax.cummax(jnp.where(first, offset[None], 0), axis=1)
+            own = jnp.where(segments[:, :, None] == segments[:, None], own, -1)
+        places = self._places(positions, offset, own, prefix)
 
         def body(x, layer):
-            w, prefix_k, prefix_v = layer
+            w, prefix_k, prefix_v, window = layer
             w = self._cast(w)
-            q, k, v = self._project(w, x, angles)
-            out = attend(q, prefix_k, prefix_v, prefix_mask, k, v, mask)
+            q, k, v = self._project(w, x, places.turned(window))
+            out = self._attend(q, prefix_k, prefix_v, k, v, places.seen(window))
             return self._finish(w, x, out), emit(k, v)
 
         if self.remat == "full":
             body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the two computations apart
-        x, kept = jax.lax.scan(body, x, (self._stacked(), prefix.keys, prefix.values))
+        x, kept = jax.lax.scan(body, self._embed(tokens), self._layers(prefix))
         return self._norm(x, self.final_norm[...]), kept
 
-    def _embed(self, tokens: Array, prefix: Prefix, index: Array | int) -> tuple[Array, Array]:
-        """The residual stream at its start, and the rotary angles of tokens index, index + 1, ... of each row."""
-        rows, prompts = tokens.shape[0], prefix.length.shape[0]
-        if rows % prompts:
-            raise ValueError(
-                f"{rows} rows do not share {prompts} prefixes; rows must be a multiple of prefixes."
-            )
-        x = constrain(self._table(self.embedding)[tokens], "batch", None, "act")
-        start = jnp.repeat(prefix.length, rows // prompts) + index
-        positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
-        return x, rope_angles(positions, self.config.head_dim, self.config.rope_theta)
+    def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The residual stream at its start."""
+        x = self._table(self.embedding)[tokens]
+        if self.config.embedding_scale != 1:
+            x = x * jnp.asarray(self.config.embedding_scale, self.dtype)
+        return constrain(x, "batch", None, "act")
+
+    def _places(
+        self,
+        positions: Int[Array, "B T"],
+        offset: Int[Array, " T"],
+        own: Int[Array, "#B T U"],
+        prefix: Prefix,
+    ) -> Places:
+        """Of own tokens number `offset`, which stand at `positions` of their texts."""
+        c, place = self.config, jnp.arange(prefix.keys.shape[2])
+        bases = [(c.rope_theta, c.rope_scaling)]
+        bases += [(c.local_rope_theta, None)] if c.local_rope_theta is not None else []
+        angles = tuple(rope_angles(positions, rope_frequencies(c.head_dim, *base)) for base in bases)
+        behind = prefix.length[:, None, None] + offset[None, :, None] - place[None, None]
+        behind = behind if c.windows else jnp.zeros_like(behind[:, :1])  # without windows no distance matters
+        real = place[None, None] < prefix.length[:, None, None]
+        return Places(angles=angles, prefix=jnp.where(real, behind, -1), own=own)
+
+    def _layers(self, prefix: Prefix) -> tuple[Layer, Array, Array, Array | None]:
+        """What a scan over the layers is fed with; the last is each layer's window, None where there is none."""
+        windows = jnp.asarray(self.config.windows, jnp.int32) if self.config.windows else None
+        weights = {name: self.layers[name][...] for name in layer_layout(self.config)}
+        return weights, prefix.keys, prefix.values, windows
+
+    def _attend(
+        self, q: Array, prefix_k: Array, prefix_v: Array, k: Array, v: Array, seen: tuple[Array, Array]
+    ) -> Array:
+        return attend(q, prefix_k, prefix_v, seen[0], k, v, seen[1], self.config.score_scale)
 
     def _project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of one layer, rotated."""
@@ -166,15 +215,22 @@ class Decoder(nnx.Module):
 
     def _finish(self, w: Layer, x: Array, attended: Array) -> Array:
         """The rest of a layer: output projection and gated MLP, each added to the residual stream."""
-        x = constrain(x + self._matmul(attended, w["o"], inputs=2), "batch", None, "act")
+        c = self.config
+        attended = self._matmul(attended, w["o"], inputs=2)
+        if c.post_norms:
+            attended = self._norm(attended, w["attention_post_norm"])
+        x = constrain(x + attended, "batch", None, "act")
         y = self._norm(x, w["mlp_norm"])
         gate, up = self._matmul(y, w["gate"]), self._matmul(y, w["up"])
-        inner = constrain(jax.nn.silu(gate) * up, "batch", None, "mlp")
-        return constrain(x + self._matmul(inner, w["down"]), "batch", None, "act")
+        inner = constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp")
+        out = self._matmul(inner, w["down"])
+        if c.post_norms:
+            out = self._norm(out, w["mlp_post_norm"])
+        return constrain(x + out, "batch", None, "act")
 
     def _norm(self, x: Float[Array, "... D"], scale: Float[Array, " D"]) -> Float[Array, "... D"]:
-        """x / sqrt(mean(x^2) + eps) * scale, in float32. Source: arXiv:1910.07467, eq. 4."""
-        wide = x.astype(jnp.float32)
+        """x / sqrt(mean(x^2) + eps) * (scale + offset), in float32. Source: arXiv:1910.07467, eq. 4."""
+        wide, scale = x.astype(jnp.float32), scale + self.config.norm_offset
         wide = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + self.config.norm_eps)
         return (wide * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(self.dtype)
 
@@ -188,9 +244,6 @@ class Decoder(nnx.Module):
         flat = math.prod(w.shape[:inputs])
         product = jnp.matmul(x.reshape(-1, flat), w.reshape(flat, -1), precision=precision_of(self.dtype))
         return product.reshape(*rows, *outputs)
-
-    def _stacked(self) -> Layer:
-        return {name: self.layers[name][...] for name in layer_layout(self.config)}
 
     def _cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""
@@ -220,10 +273,10 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     )
 
 
-def _parameter(name: str, leaf: Leaf, stored: Leaf, rngs: nnx.Rngs) -> nnx.Param:
-    """Scales start at 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at N(0, 0.02^2)."""
+def _parameter(name: str, leaf: Leaf, stored: Leaf, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Scales start where the norm multiplies by 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at N(0, 0.02^2)."""
     if name.endswith("norm"):
-        value = jnp.ones(stored.shape)
+        value = jnp.full(stored.shape, 1 - config.norm_offset)
     elif name.endswith("bias"):
         value = jnp.zeros(stored.shape)
     else:
@@ -232,8 +285,12 @@ def _parameter(name: str, leaf: Leaf, stored: Leaf, rngs: nnx.Rngs) -> nnx.Param
     return nnx.Param(value, axes=stored.axes)
 
 
-def _prefix_mask(prefix: Prefix) -> Array:
-    return jnp.arange(prefix.keys.shape[2])[None] < prefix.length[:, None]
+def _starts(rows: int, prefix: Prefix) -> Int[Array, "B 1"]:
+    """The position of each row's first own token. Raises ValueError where the rows do not share the prefixes evenly."""
+    prompts = prefix.length.shape[0]
+    if rows % prompts:
+        raise ValueError(f"{rows} rows do not share {prompts} prefixes; rows must be a multiple of prefixes.")
+    return jnp.repeat(prefix.length, rows // prompts)[:, None]
 
 
 def _pin_cache(x: Array) -> Array:

@@ -39,6 +39,8 @@ def layer_layout(c: ModelConfig) -> dict[str, Leaf]:
     if c.attention_bias:
         leaves["q_bias"] = Leaf(heads, ("heads", "head_dim"))
         leaves["k_bias"] = leaves["v_bias"] = Leaf(kv_heads, ("kv_heads", "head_dim"))
+    if c.post_norms:
+        leaves["attention_post_norm"] = leaves["mlp_post_norm"] = leaves["mlp_norm"]
     if c.qk_norm:
         leaves["q_norm"] = leaves["k_norm"] = Leaf((c.head_dim,), ("head_dim",))
     return leaves

@@ -11,8 +11,9 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from rlvr_jax.models.config import ModelConfig, from_huggingface
+from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder
+from rlvr_jax.models.families import from_huggingface
 from rlvr_jax.models.gguf_file import is_gguf, open_gguf
 from rlvr_jax.models.gguf_weights import GgufWeights
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
@@ -105,7 +106,7 @@ def _assemble(config: ModelConfig, weights: Weights, name: str) -> Float[np.ndar
     leaf = layer_layout(config)[name]
     stack = np.empty((config.num_layers, *leaf.shape), np.float32)
     for layer in range(config.num_layers):
-        stack[layer] = _arrange(weights.read(layer_name(name, layer)), leaf)
+        stack[layer] = _arrange(weights.read(layer_name(config, name, layer)), leaf)
     return stack
 
 

@@ -28,6 +28,13 @@ _LAYER = {
     "down": ("mlp.down_proj.weight", "ffn_down.weight"),
 }
 
+_WITH_POST_NORMS = {
+    "attention_post_norm": ("post_attention_layernorm.weight", "post_attention_norm.weight"),
+    "mlp_norm": ("pre_feedforward_layernorm.weight", "ffn_norm.weight"),
+    "mlp_post_norm": ("post_feedforward_layernorm.weight", "post_ffw_norm.weight"),
+}
+"""What a model with norms behind attention and MLP calls otherwise, or has beside the others."""
+
 HEAD = _OUTER["unembedding"][0]
 """The output matrix, which a tied model leaves out or repeats."""
 
@@ -37,22 +44,26 @@ def outer_name(name: str) -> str:
     return _OUTER[name][0]
 
 
-def layer_name(name: str, layer: int) -> str:
+def layer_name(config: ModelConfig, name: str, layer: int) -> str:
     """The safetensors name of one layer's parameter."""
-    return f"model.layers.{layer}.{_LAYER[name][0]}"
+    return f"model.layers.{layer}.{_names(config.post_norms)[name][0]}"
 
 
-def from_gguf_name(name: str) -> str:
+def from_gguf_name(name: str, post_norms: bool) -> str:
     """The safetensors name of a tensor of a GGUF file; a name without a counterpart comes back as it is."""
     for theirs, gguf in _OUTER.values():
         if name == gguf:
             return theirs
     if name.startswith("blk."):
         _, layer, rest = name.split(".", 2)
-        for theirs, gguf in _LAYER.values():
+        for theirs, gguf in _names(post_norms).values():
             if rest == gguf:
                 return f"model.layers.{layer}.{theirs}"
     return name
+
+
+def _names(post_norms: bool) -> dict[str, tuple[str, str]]:
+    return {**_LAYER, **_WITH_POST_NORMS} if post_norms else _LAYER
 
 
 def stored_shape(leaf: Leaf) -> tuple[int, ...]:
@@ -68,5 +79,5 @@ def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {outer_name(name): stored_shape(leaf) for name, leaf in outer_layout(config).items()}
     for layer in range(config.num_layers):
         for name, leaf in layer_layout(config).items():
-            shapes[layer_name(name, layer)] = stored_shape(leaf)
+            shapes[layer_name(config, name, layer)] = stored_shape(leaf)
     return shapes

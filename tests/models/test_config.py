@@ -4,25 +4,67 @@ import dataclasses
 
 import pytest
 
-from rlvr_jax.models.config import ModelConfig, from_huggingface
+from rlvr_jax.models.config import ModelConfig, RopeScaling
+from rlvr_jax.models.families import FAMILIES, from_huggingface, to_huggingface
 
 LLAMA = ModelConfig(vocab_size=40, num_layers=2, dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=24)
-FAMILIES = {
+GEMMA = dataclasses.replace(
+    LLAMA,
+    family="gemma3_text",
+    qk_norm=True,
+    rope_theta=1e6,
+    local_rope_theta=1e4,
+    windows=(7, 0),
+    activation="gelu_tanh",
+    norm_offset=1.0,
+    post_norms=True,
+    embedding_scale=4.0,
+    attention_scale=0.25,
+)
+LLAMA3 = RopeScaling("llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=50)
+CONFIGS = {
     "llama": LLAMA,
-    "qwen2": dataclasses.replace(LLAMA, attention_bias=True, tied_embeddings=False, rope_theta=1e6),
-    "qwen3": dataclasses.replace(LLAMA, qk_norm=True, norm_eps=1e-5, max_positions=100),
+    "llama3": dataclasses.replace(LLAMA, rope_theta=5e5, rope_scaling=LLAMA3),
+    "linear": dataclasses.replace(LLAMA, rope_scaling=RopeScaling("linear", 4.0)),
+    "mistral": dataclasses.replace(LLAMA, family="mistral", windows=(9, 9), tied_embeddings=False),
+    "mistral_whole": dataclasses.replace(LLAMA, family="mistral"),
+    "qwen2": dataclasses.replace(
+        LLAMA, family="qwen2", attention_bias=True, tied_embeddings=False, rope_theta=1e6
+    ),
+    "qwen2_window": dataclasses.replace(LLAMA, family="qwen2", attention_bias=True, windows=(0, 5)),
+    "qwen3": dataclasses.replace(LLAMA, family="qwen3", qk_norm=True, norm_eps=1e-5, max_positions=100),
+    "gemma3": GEMMA,
+    "gemma3_softcap": dataclasses.replace(
+        GEMMA, softcap=30.0, rope_scaling=RopeScaling("linear", 8.0), windows=(0, 7)
+    ),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_config_comes_back_from_its_own_file_and_from_transformers(family):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_comes_back_from_its_own_file_and_from_transformers(name):
     from transformers import CONFIG_MAPPING
 
-    config = FAMILIES[family]
-    written = config.to_huggingface()
-    assert written["model_type"] == family
+    config = CONFIGS[name]
+    written = to_huggingface(config)
+    assert written["model_type"] == config.family
     assert from_huggingface(written) == config
-    assert from_huggingface(CONFIG_MAPPING[family](**written).to_dict()) == config
+    assert from_huggingface(CONFIG_MAPPING[config.family](**written).to_dict()) == config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_as_small_as_can_be_mean_what_transformers_takes_them_for(family):
+    from transformers import CONFIG_MAPPING
+
+    sizes = dict(
+        vocab_size=40, num_hidden_layers=7, hidden_size=16, num_attention_heads=4, intermediate_size=24
+    )
+    ours = from_huggingface({"model_type": family, **sizes, "sliding_window": 4, "use_sliding_window": True})
+    theirs = CONFIG_MAPPING[family](**sizes, sliding_window=4, use_sliding_window=True).to_dict()
+    theirs |= {
+        "num_key_value_heads": 4,
+        "head_dim": ours.head_dim,
+    }  # whose defaults are those of one released model
+    assert ours == from_huggingface(theirs)
 
 
 def test_what_a_file_leaves_out_has_the_defaults_of_transformers():
@@ -37,16 +79,24 @@ def test_what_a_file_leaves_out_has_the_defaults_of_transformers():
 
 
 def test_older_and_newer_spellings_of_rotary_settings_agree():
-    file = FAMILIES["qwen2"].to_huggingface()
-    theta = file.pop("rope_theta")
-    newer = {**file, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    assert from_huggingface(newer).rope_theta == theta
+    file = to_huggingface(CONFIGS["qwen2"])
+    newer = file.pop("rope_parameters")
+    assert newer == {"rope_type": "default", "rope_theta": 1e6}
+    assert from_huggingface({**file, "rope_theta": 1e6}) == CONFIGS["qwen2"]
+    scaling = {"type": "linear", "factor": 8.0}
+    gemma = to_huggingface(CONFIGS["gemma3_softcap"])
+    del gemma["rope_parameters"]
+    older = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaling}
+    assert from_huggingface(gemma | older) == CONFIGS["gemma3_softcap"]
 
 
 def test_unknown_families_are_refused():
     with pytest.raises(ValueError) as error:
         from_huggingface({"model_type": "mamba"})
-    assert str(error.value) == "model_type 'mamba' is not supported; it must be one of llama, qwen2, qwen3."
+    assert (
+        str(error.value)
+        == "model_type 'mamba' is not supported; it must be one of llama, mistral, qwen2, qwen3, gemma3_text."
+    )
 
 
 def test_every_missing_field_is_listed():
@@ -61,12 +111,14 @@ def test_every_missing_field_is_listed():
     ("change", "shown"),
     [
         ({"hidden_act": "gelu"}, 'hidden_act="gelu"'),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling of type 'llama3'"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope scaling of type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope scaling of type 'linear'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling of type 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope scaling of type 'longrope'",
+        ),
         ({"attention_bias": True}, "attention_bias=true"),
         ({"quantization_config": {"bits": 4}}, 'quantization_config={"bits": 4}'),
-        ({"mlp_bias": True, "use_sliding_window": True}, "mlp_bias=true; use_sliding_window=true"),
+        ({"mlp_bias": True, "attn_logit_softcapping": 50.0}, "mlp_bias=true; attn_logit_softcapping=50.0"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
             'layer_types=["full_attention", "sliding_attention"]',
@@ -76,7 +128,7 @@ def test_every_missing_field_is_listed():
 )
 def test_every_field_that_would_change_the_computation_is_listed(change, shown):
     with pytest.raises(ValueError) as error:
-        from_huggingface({**LLAMA.to_huggingface(), **change})
+        from_huggingface({**to_huggingface(LLAMA), **change})
     assert str(error.value) == (
         f"this llama model needs what the decoder does not compute: {shown}. Choose a model without."
     )
@@ -92,10 +144,7 @@ def test_every_field_that_would_change_the_computation_is_listed(change, shown):
             "4 heads do not share 3 key heads evenly; num_heads must be a multiple of num_kv_heads.",
         ),
         ({"head_dim": 5}, "head_dim is 5; rotary embeddings turn pairs, so it must be even."),
-        (
-            {"attention_bias": True, "qk_norm": True},
-            "attention_bias (Qwen2) and qk_norm (Qwen3) are both on; no known family has both.",
-        ),
+        ({"windows": (4,)}, "windows has 1 entries for 2 layers; give one a layer, or none."),
     ],
 )
 def test_impossible_sizes_are_refused(change, message):

@@ -162,7 +162,7 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_opened(folder):
     (folder / "model.safetensors").unlink()
     edit_config(folder, model_type="mamba")
     with pytest.raises(
-        ValueError, match=r"^model_type 'mamba' is not supported; it must be one of llama, qwen2, "
+        ValueError, match=r"^model_type 'mamba' is not supported; it must be one of llama, mistral, "
     ):
         load(folder)
 

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from references import VARIANTS
 
 from rlvr_jax.models.load import load
 from rlvr_jax.models.tokenizer import load_tokenizer, render
+from rlvr_jax.stats import logits_of
 
 CLOSE = dict(rtol=0, atol=1e-4)
 """Two implementations in float32: some 50 sums of 24 to 1536 terms in a row, each to 1e-7 of values of order 10."""
@@ -18,7 +20,7 @@ def logits(graphdef, params, prompt, length, tokens):
     """What predicts tokens 1, 2, ... of each row: `tokens` opens with the last prompt token."""
     model = nnx.merge(graphdef, params)
     hidden = model.hidden(tokens, model.prefill(prompt, length))
-    return jnp.einsum("btd,vd->btv", hidden, model.head(), precision="highest")
+    return logits_of(hidden, model.head(), softcap=model.config.softcap)
 
 
 def torch_logits(model, ids):
@@ -28,12 +30,16 @@ def torch_logits(model, ids):
         return model(torch.tensor(np.asarray(ids), dtype=torch.long)[None]).logits[0].numpy()
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_logits_of_ragged_prompts_equal_transformers(reference, family, tied):
-    model, folder = reference(family, tied)
+TIED = [("llama", True), ("qwen2", False)]
+CASES = TIED + [(variant, variant.startswith("gemma") or variant == "qwen3") for variant in VARIANTS]
+
+
+@pytest.mark.parametrize("variant, tied", dict.fromkeys(CASES))
+def test_logits_of_ragged_prompts_equal_transformers(reference, variant, tied):
+    """Prompts of 1 to 6 tokens and 5 more: past every window, and past the original length of the scaled rotation."""
+    model, folder = reference(variant, tied)
     graphdef, params = nnx.split(load(folder)[0])
-    random, longest, width = np.random.default_rng(0), 6, 4
+    random, longest, width = np.random.default_rng(0), 6, 5
     lengths = np.arange(1, longest + 1)
     prompt = random.integers(0, 48, (longest, longest), dtype=np.int32)
     completion = random.integers(0, 48, (longest, width), dtype=np.int32)
@@ -43,6 +49,26 @@ def test_logits_of_ragged_prompts_equal_transformers(reference, family, tied):
     for row, length in enumerate(lengths):
         want = torch_logits(model, np.concatenate([prompt[row, :length], completion[row]]))
         np.testing.assert_allclose(got[row], want[length - 1 :], **CLOSE)
+
+
+@jax.jit(static_argnums=0)
+def packed_logits(graphdef, params, tokens, segments):
+    model = nnx.merge(graphdef, params)
+    return logits_of(model.packed(tokens, segments), model.head(), softcap=model.config.softcap)
+
+
+@pytest.mark.parametrize("variant", ["llama3", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_packed_texts_have_the_logits_that_transformers_gives_each_alone(reference, variant):
+    model, folder = reference(variant, variant == "gemma3")
+    graphdef, params = nnx.split(load(folder)[0])
+    random, lengths = np.random.default_rng(2), [[5, 1, 6], [9, 3], [12]]
+    tokens = random.integers(0, 48, (3, 12), dtype=np.int32)
+    segments = np.array([np.repeat(np.arange(len(row)), row) for row in lengths], np.int32) * 7 - 3
+    got = packed_logits(graphdef, params, tokens, segments)
+    for row, parts in enumerate(lengths):
+        for start, length in zip(np.cumsum([0, *parts[:-1]]), parts, strict=True):
+            span = slice(start, start + length)
+            np.testing.assert_allclose(got[row, span], torch_logits(model, tokens[row, span]), **CLOSE)
 
 
 def test_gradients_of_the_mean_log_probability_equal_torch(reference):

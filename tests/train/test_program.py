@@ -14,6 +14,7 @@ from tiny_task import WORDS, Vowels
 
 from rlvr_jax.configfile import parse
 from rlvr_jax.models.config import ModelConfig
+from rlvr_jax.models.families import to_huggingface
 from rlvr_jax.models.names import stored_shapes
 from rlvr_jax.models.tokenizer import word_tokenizer
 from rlvr_jax.rollout.collect import collect
@@ -293,7 +294,7 @@ def directory(tmp_path_factory):
         mlp_dim=8,
         max_positions=24,
     )
-    (path / "config.json").write_text(json.dumps(model.to_huggingface() | {"eos_token_id": 2}))
+    (path / "config.json").write_text(json.dumps(to_huggingface(model) | {"eos_token_id": 2}))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
     save_file(
         {name: np.zeros(shape, np.float32) for name, shape in stored_shapes(model).items()},
