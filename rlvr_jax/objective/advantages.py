@@ -217,8 +217,10 @@ def smooth_standardize(
     mean_all = old_mean + change / visit
     variance = (seen * old_variance + std**2 + seen / visit * change**2) / visit
     std_all = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    new = jnp.where(std > 0, safe_divide(rows - mean, jnp.broadcast_to(std + epsilon, rows.shape)), 0.0)
-    total = safe_divide(rows - mean_all, jnp.broadcast_to(std_all + epsilon, rows.shape))
+    centred = group_centre(rewards, group_size, valid)
+    new = jnp.where(std > 0, safe_divide(centred, jnp.broadcast_to(std + epsilon, rows.shape)), 0.0)
+    centred = centred + seen / visit * change  # R - mean_tot, without the rounding of either
+    total = safe_divide(centred, jnp.broadcast_to(std_all + epsilon, rows.shape))
     total = jnp.where(std_all > 0, total, 0.0)
     near_new = (seen * new + total) / visit
     near_total = (new + seen * total) / visit

@@ -10,6 +10,7 @@ from toys import batch, context
 
 from rlvr_jax import registry
 from rlvr_jax.objective import chain
+from rlvr_jax.objective.advantages import batch_normalize, group_normalize, smooth_standardize
 from rlvr_jax.objective.base import Context
 from rlvr_jax.sharding import make_mesh, row_sharding
 from rlvr_jax.types import BatchSpec
@@ -85,8 +86,7 @@ NEARLY_EQUAL = np.array(
 
 @pytest.mark.parametrize("name", registry.names("advantage"))
 def test_no_advantage_grows_with_a_deviation_of_almost_nothing(name):
-    """No number of n is more than sqrt(n - 1) population deviations from their mean, and (n - 1) / sqrt(n) sample ones.
-    The square of a mean taken from the mean of squares had a deviation of 5e-4 here, and advantages in the thousands."""
+    """No number of n is more than sqrt(n - 1) population deviations from their mean, and (n - 1) / sqrt(n) sample ones."""
     spec = BatchSpec(groups=4, group_size=8, length=5, num_prompts=9)
     stage = registry.build("advantage", name)
     rollout, stats = batch(spec=spec, reward=NEARLY_EQUAL.ravel())
@@ -96,6 +96,27 @@ def test_no_advantage_grows_with_a_deviation_of_almost_nothing(name):
     assert np.abs(advantage).max() <= (size - 1) ** 0.5 * (1 + 1e-5)
     if name not in ("batch", "focal"):  # which compare with other groups, or with nothing
         assert not advantage[-8:].any()
+
+
+def test_a_deviation_of_almost_nothing_is_still_exact():
+    """Rewards around 0.95 that differ by a few ulp, with epsilon 0, against float64. The mean of squares less the square
+    of the mean is noise of 1e-7 there, and would be a deviation of 3e-4 or of nothing where that of 1e-6 is right."""
+    noise = 1e-6 * np.random.default_rng(0).integers(0, 3, (40, 8))
+    rewards = np.concatenate([NEARLY_EQUAL[:3], (0.95 + noise).astype(np.float32)])
+    r = rewards.astype(float)
+    centred = r - r.mean(1, keepdims=True)
+    x, valid = jnp.asarray(rewards.ravel()), jnp.ones(rewards.size, bool)
+    sample, population = (centred / r.std(1, ddof=d, keepdims=True) for d in (1, 0))
+    for given in (None, valid):
+        # Differences of neighbours are exact in float32; their mean is rounded to 1e-7 of them.
+        close = {"rtol": 1e-5, "atol": 1e-6}
+        got = group_normalize(x, 8, epsilon=0.0, valid=given)
+        np.testing.assert_allclose(got, sample.ravel(), **close)
+        smooth, _ = smooth_standardize(x, 8, jnp.zeros((43, 3)), epsilon=0.0, valid=given)
+        np.testing.assert_allclose(smooth, population.ravel(), **close)
+        near = slice(3 * 8, None)
+        one = batch_normalize(x[near], epsilon=0.0, valid=None if given is None else given[near])
+        np.testing.assert_allclose(one, ((r[3:] - r[3:].mean()) / r[3:].std()).ravel(), **close)
 
 
 def test_one_denominator_is_the_groups_and_the_other_the_batchs():
