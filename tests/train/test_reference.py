@@ -16,6 +16,7 @@ from tiny_task import Vowels
 from rlvr_jax.configfile import parse
 from rlvr_jax.objective import Credit, Objective
 from rlvr_jax.objective.regularisers import KL, KL_KINDS
+from rlvr_jax.train.checkpoint import Checkpoints
 from rlvr_jax.train.program import assemble
 from rlvr_jax.train.step import Forward, TrainState, make_score, make_update
 from rlvr_jax.types import BatchSpec, Pass, Rollout, Stat, Stats
@@ -154,3 +155,16 @@ def test_donated_updates_leave_the_reference_as_it_is():
         kl.append(metrics["policy/kl_ref"].value())
     assert abs(kl[0]) < 1e-10 and min(kl[1:]) > 1e-4  # a gap of 1e-6 nats between two programs, squared
     chex.assert_trees_all_equal(jax.device_get(reference), before)
+
+
+def test_the_reference_of_a_run_is_a_copy_of_where_it_began(tmp_path):
+    """It outlives the buffers that the first update takes, and a resumed run gets the same and not its own start."""
+    take = jax.jit(lambda x: x + 1.0, donate_argnums=0)
+    start = {"w": jnp.arange(8.0)}
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        first = checkpoints.reference(start, start)
+        moved = {"w": take(start["w"])}
+        assert start["w"].is_deleted()
+        np.testing.assert_array_equal(first["w"], np.arange(8.0))
+        resumed = checkpoints.reference(moved, moved)
+    np.testing.assert_array_equal(resumed["w"], np.arange(8.0))
