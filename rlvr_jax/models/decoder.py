@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from rlvr_jax.models.attention import Places, attend, precision_of, rope_angles, rope_frequencies, rotate
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
+from rlvr_jax.models.lora import A, B, Lora, adapter_layout
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
 
@@ -49,7 +50,8 @@ _ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu,
 
 
 class Decoder(nnx.Module):
-    """A decoder with stacked layers. Parameters are float32; `dtype` is what it computes in.
+    """A decoder with stacked layers. Parameters are float32; `dtype` is what it computes in. Adapters, where there are any
+    (`lora`), are `nnx.LoRAParam`.
 
     Raises ValueError for an unknown `remat`.
     """
@@ -58,16 +60,24 @@ class Decoder(nnx.Module):
     unembedding: nnx.Param  # only where the embeddings are not tied
     final_norm: nnx.Param
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, remat: str = "none"):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+        remat: str = "none",
+        lora: Lora | None = None,
+    ):
         if remat not in REMAT:
             raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(REMAT)}.")
-        self.config, self.dtype, self.remat = config, jnp.dtype(dtype), remat
+        self.config, self.dtype, self.remat, self.lora = config, jnp.dtype(dtype), remat, lora
         for name, leaf in outer_layout(config).items():
             setattr(self, name, _parameter(name, leaf, leaf, config, rngs))
         self.layers = nnx.Dict(
             {
                 name: _parameter(name, leaf, leaf.stacked(config.num_layers), config, rngs)
-                for name, leaf in layer_layout(config).items()
+                for name, leaf in self._layer_layout().items()
             }
         )
 
@@ -190,7 +200,7 @@ class Decoder(nnx.Module):
     def _layers(self, prefix: Prefix) -> tuple[Layer, Array, Array, Array | None]:
         """What a scan over the layers is fed with; the last is each layer's window, None where there is none."""
         windows = jnp.asarray(self.config.windows, jnp.int32) if self.config.windows else None
-        weights = {name: self.layers[name][...] for name in layer_layout(self.config)}
+        weights = {name: self.layers[name][...] for name in self._layer_layout()}
         return weights, prefix.keys, prefix.values, windows
 
     def _attend(
@@ -201,7 +211,7 @@ class Decoder(nnx.Module):
     def _project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of one layer, rotated."""
         c, x = self.config, self._norm(x, w["attention_norm"])
-        q, k, v = (self._matmul(x, w[name]) for name in ("q", "k", "v"))
+        q, k, v = (self._linear(w, name, x) for name in ("q", "k", "v"))
         if c.attention_bias:
             q, k, v = q + w["q_bias"][None, None], k + w["k_bias"][None, None], v + w["v_bias"][None, None]
         if c.qk_norm:
@@ -216,14 +226,14 @@ class Decoder(nnx.Module):
     def _finish(self, w: Layer, x: Array, attended: Array) -> Array:
         """The rest of a layer: output projection and gated MLP, each added to the residual stream."""
         c = self.config
-        attended = self._matmul(attended, w["o"], inputs=2)
+        attended = self._linear(w, "o", attended, inputs=2)
         if c.post_norms:
             attended = self._norm(attended, w["attention_post_norm"])
         x = constrain(x + attended, "batch", None, "act")
         y = self._norm(x, w["mlp_norm"])
-        gate, up = self._matmul(y, w["gate"]), self._matmul(y, w["up"])
+        gate, up = self._linear(w, "gate", y), self._linear(w, "up", y)
         inner = constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp")
-        out = self._matmul(inner, w["down"])
+        out = self._linear(w, "down", inner)
         if c.post_norms:
             out = self._norm(out, w["mlp_post_norm"])
         return constrain(x + out, "batch", None, "act")
@@ -233,6 +243,19 @@ class Decoder(nnx.Module):
         wide, scale = x.astype(jnp.float32), scale + self.config.norm_offset
         wide = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + self.config.norm_eps)
         return (wide * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(self.dtype)
+
+    def _linear(self, w: Layer, name: str, x: Array, inputs: int = 1) -> Array:
+        """W x, and what its adapter adds.
+
+        The adapter is a product of its own, r (in + out) multiplications a token. W + B A would be rounded to the compute
+        dtype, which swallows an update that is small beside W, and its gradient would first be one of W, the matrix whose
+        gradient adapters are there to avoid.
+        """
+        out = self._matmul(x, w[name], inputs)
+        if self.lora is None or name not in self.lora.targets:
+            return out
+        low = self._matmul(x, w[name + A], inputs)
+        return out + self._matmul(low * jnp.asarray(self.lora.scale, self.dtype), w[name + B])
 
     def _matmul(self, x: Array, w: Array, inputs: int = 1) -> Array:
         """Contract the last `inputs` axes of x [B, T, ...] with the first of w.
@@ -248,10 +271,14 @@ class Decoder(nnx.Module):
     def _cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""
         out = {}
-        for name, leaf in layer_layout(self.config).items():
+        for name, leaf in self._layer_layout().items():
             axes = tuple(None if axis == "embed" else axis for axis in leaf.axes)
             out[name] = w[name] if name.endswith("norm") else constrain(w[name].astype(self.dtype), *axes)
         return out
+
+    def _layer_layout(self) -> dict[str, Leaf]:
+        """Parameters of one layer, adapters among them."""
+        return {**layer_layout(self.config), **adapter_layout(self.config, self.lora)}
 
     def _empty_prefix(self, prompts: int) -> Prefix:
         c = self.config
@@ -274,15 +301,19 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
 
 
 def _parameter(name: str, leaf: Leaf, stored: Leaf, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Scales start where the norm multiplies by 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at N(0, 0.02^2)."""
+    """Scales start where the norm multiplies by 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at N(0, 0.02^2).
+
+    Of an adapter A starts like a matrix and B at 0, so that it adds nothing (arXiv:2106.09685, section 4.1).
+    """
     if name.endswith("norm"):
         value = jnp.full(stored.shape, 1 - config.norm_offset)
-    elif name.endswith("bias"):
+    elif name.endswith(("bias", B)):
         value = jnp.zeros(stored.shape)
     else:
         std = leaf.fan_in**-0.5 if leaf.inputs else 0.02
         value = std * jax.random.normal(rngs.params(), stored.shape)
-    return nnx.Param(value, axes=stored.axes)
+    kind = nnx.LoRAParam if name.endswith((A, B)) else nnx.Param
+    return kind(value, axes=stored.axes)
 
 
 def _starts(rows: int, prefix: Prefix) -> Int[Array, "B 1"]:
