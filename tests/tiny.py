@@ -70,9 +70,9 @@ def prompts(count=P, width=S, seed=0, vocab=CONFIG.vocab_size):
 
 
 @functools.cache
-def sampler(sampling, stop=NEVER, group=G, config=CONFIG, dtype="float32", softcap=None, mesh=None):
+def sampler(sampling, stop=NEVER, group=G, config=CONFIG, dtype="float32", mesh=None):
     """The jitted sampler of a decoder; on a mesh, where given, with rows spread over it."""
-    function = make_sampler(decoder(config, dtype)[0], sampling, stop, group, softcap=softcap)
+    function = make_sampler(decoder(config, dtype)[0], sampling, stop, group)
     placed = {} if mesh is None else {"out_shardings": row_sharding(mesh)}
     return jax.jit(function, compiler_options=QUICK, **placed)
 
@@ -116,10 +116,10 @@ def rollout(samples, batch=None, group=G, reward=None, mask=None) -> Rollout:
 
 @functools.cache
 def scorer(
-    temperature=1.0, want=(Stat.LOGPROB, Stat.ENTROPY), share=G, dtype="float32", softcap=None, chunk=24
+    temperature=1.0, want=(Stat.LOGPROB, Stat.ENTROPY), share=G, dtype="float32", config=CONFIG, chunk=24
 ):
     """The jitted forward of the trainer: (params, rollout) -> statistics."""
-    forward = Forward(decoder(CONFIG, dtype)[0], temperature, chunk, softcap)
+    forward = Forward(decoder(config, dtype)[0], temperature, chunk)
     return jax.jit(lambda params, rows: forward(params, rows, set(want), share), compiler_options=QUICK)
 
 

@@ -133,9 +133,7 @@ class _Loop:
     cache: Cache
 
 
-def make_sampler(
-    graphdef: Any, sampling: Sampling, stop: tuple[int, ...], group_size: int, *, softcap: float | None = None
-) -> Sampler:
+def make_sampler(graphdef: Any, sampling: Sampling, stop: tuple[int, ...], group_size: int) -> Sampler:
     """The pure function that samples; jit it (params and seed, step are traced, shapes are static).
 
     `stop` holds every id that ends a response. `first_sample` is the index of the first of a prompt's G samples: 0,
@@ -158,7 +156,7 @@ def make_sampler(
 
         def body(s: _Loop) -> _Loop:
             hidden, cache = model.step(s.token, prefix, s.cache, s.position)
-            logits = constrain(logits_of(hidden, head, softcap=softcap), "batch", "vocab")
+            logits = constrain(logits_of(hidden, head, softcap=model.config.softcap), "batch", "vocab")
             token = draw(logits, keys, s.position, sampling).astype(jnp.int32)
             found = dense_stats(
                 logits, token, {Stat.LOGPROB, Stat.ENTROPY}, temperature=sampling.score_temperature

@@ -34,7 +34,6 @@ class Forward:
     graphdef: Any
     temperature: float = 1.0
     chunk: int = 8192
-    softcap: float | None = None
 
     def __call__(self, params: Any, rollout: Rollout, want: Set[Stat], share: int) -> dict[Stat, jax.Array]:
         """Statistics of the response tokens; `share` consecutive rows have the same prompt, which runs once."""
@@ -53,7 +52,7 @@ class Forward:
             want,
             chunk=self.chunk,
             temperature=self.temperature,
-            softcap=self.softcap,
+            softcap=model.config.softcap,
         )
 
 

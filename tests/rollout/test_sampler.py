@@ -49,8 +49,9 @@ def test_stored_statistics_are_the_scorers(temperature, top_p):
 
 
 def test_stored_statistics_are_the_scorers_under_a_softcap_and_top_k():
-    found = sample(Sampling(temperature=0.6, top_k=5, max_new_tokens=T), softcap=2.0)
-    scored = scorer(0.6, softcap=2.0)(tiny.decoder()[1], rollout(found))
+    capped = dataclasses.replace(tiny.CONFIG, softcap=2.0)
+    found = sample(Sampling(temperature=0.6, top_k=5, max_new_tokens=T), config=capped)
+    scored = scorer(0.6, config=capped)(tiny.decoder(capped)[1], rollout(found))
     assert np.abs(np.asarray(scored[Stat.LOGPROB]) - found.logprob).max() < LOGPROB_TOLERANCE
     assert np.abs(np.asarray(scored[Stat.ENTROPY]) - found.entropy).max() < LOGPROB_TOLERANCE
 

@@ -73,15 +73,17 @@ def dense_logits(params, rollout):
 # ---- the reference -----------------------------------------------------------------------------------------------
 
 
-def advantages(reward, name):
-    """Group by group, as the papers write them."""
-    out = []
-    for rows in np.asarray(reward, np.float64).reshape(-1, G):
-        a = rows - rows.mean()
-        if name != "dr_grpo":
-            a = a / (rows.std(ddof=1) + 1e-6)
-        out.append(a * (1 - rows.mean()) ** 0.5 if name.startswith("f_") else a)
-    return np.concatenate(out)
+def advantages(reward, name, rejected):
+    """Group by group, as the papers write them; a group is its rows that are not rejected."""
+    out = np.zeros(B)
+    for first in range(0, B, G):
+        rows = [i for i in range(first, first + G) if not rejected[i]]
+        found = np.asarray(reward, np.float64)[rows]
+        a = found - found.mean()
+        if name != "dr_grpo" and len(rows) > 1:
+            a = a / (found.std(ddof=1) + 1e-6)
+        out[rows] = a * (1 - found.mean()) ** 0.5 if name.startswith("f_") else a
+    return out
 
 
 def coefficients(mask, name):
@@ -109,13 +111,16 @@ def reference_gradient():
     return jax.jit(jax.grad(loss), compiler_options=tiny.QUICK)
 
 
-def reference(name, mask=None, rows=slice(None), old=None):
-    """The gradient of the clipped objective over the tokens of `mask` in `rows`; advantages know the whole batch."""
+def reference(name, mask=None, rows=slice(None), old=None, rejected=None):
+    """The gradient of the clipped objective over the tokens of `mask` in `rows`; advantages know the whole batch but for
+    its `rejected` rows."""
     rollout, values = batch()
     chosen = np.zeros((B, 1))
     chosen[rows] = 1
     mask = np.asarray(rollout.mask if mask is None else mask, np.float64) * chosen
-    arrays = coefficients(mask, name), np.broadcast_to(advantages(rollout.reward, name)[:, None], (B, T))
+    rejected = np.zeros(B) if rejected is None else rejected
+    signed = advantages(rollout.reward, name, rejected)
+    arrays = coefficients(mask, name), np.broadcast_to(signed[:, None], (B, T))
     old = np.where(mask > 0, values[OLD] if old is None else old, 0.0)
     high = 1.28 if name == "f_dapo" else 1.2
     return reference_gradient()(tiny.decoder()[1], rollout, *map(np.float32, arrays), np.float32(old), high)
@@ -195,15 +200,15 @@ def test_a_minibatch_is_normalised_over_its_own_rows(j):
     chex.assert_trees_all_close(got, reference("f_dapo", rows=rows), **GRADIENT)
 
 
-def test_masked_rows_are_as_if_they_were_not_there():
-    """Neither their tokens nor what is broken in them: the group statistics alone remember their reward."""
+def test_rejected_rows_are_as_if_they_were_not_there():
+    """Neither their tokens, nor what is broken in them, nor their rewards in the statistics of their groups."""
     rollout, values = batch()
     gone = np.isin(np.arange(B), (0, 5, 6, 7, 30))
     masked = dataclasses.replace(rollout, mask=rollout.mask * ~gone[:, None])
     broken = {key: np.where(gone[:, None], np.nan, value).astype(np.float32) for key, value in values.items()}
     for given in (values, broken):
         got, metrics = gradient(rollout=masked, values=given)
-        chex.assert_trees_all_close(got, reference("grpo", rows=~gone), **GRADIENT)
+        chex.assert_trees_all_close(got, reference("grpo", rows=~gone, rejected=gone), **GRADIENT)
         assert all(np.isfinite(v) for v in metrics.values()), metrics
 
 
