@@ -303,10 +303,11 @@ class Batch(Stateless):
 
         A_i = (x_i - mean_B x) / (std_B x + epsilon)
 
-    The batch is that of the rollout, of all devices and whatever the mini-batches are. Unlike a group's deviation, its
-    does not depend on the response that it divides by much, and hard prompts do not weigh more than others.
-    Reference: REINFORCE++, arXiv:2501.03262 (global advantage normalisation).
-    Deviations: a response counts once; the authors' code takes the moments over tokens, where long ones count more.
+    The batch is that of the rollout, on all devices and whatever the mini-batches are. A group's deviation depends on
+    the response that it divides, and is small for prompts that are nearly always or never solved, whose responses then
+    weigh more; the batch has one for all.
+    Reference: REINFORCE++, arXiv:2501.03262 (abstract; the equation as RLinf's documentation gives it).
+    Deviations: the moments are over responses; those of the equation are over tokens, so that long responses count more.
     """
 
     epsilon: float = proposal(1e-6, "that of `group`; the paper's formula has none")
