@@ -16,8 +16,8 @@ from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.families import from_huggingface
 from rlvr_jax.models.gguf_file import is_gguf, open_gguf
 from rlvr_jax.models.gguf_weights import GgufWeights
-from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
-from rlvr_jax.models.names import HEAD, layer_name, outer_name, stored_shapes
+from rlvr_jax.models.layout import layer_layout, outer_layout
+from rlvr_jax.models.names import HEAD, from_stored, layer_name, outer_name, stored_shapes
 from rlvr_jax.models.safetensors_directory import SafetensorsDirectory
 from rlvr_jax.sharding import named
 
@@ -102,14 +102,9 @@ def _check(config: ModelConfig, weights: Weights) -> None:
 def _assemble(config: ModelConfig, weights: Weights, name: str) -> Float[np.ndarray, "..."]:
     """One parameter of ours, its layers stacked."""
     if name in outer_layout(config):
-        return _arrange(weights.read(outer_name(name)), outer_layout(config)[name])
+        return from_stored(weights.read(outer_name(name)), outer_layout(config)[name])
     leaf = layer_layout(config)[name]
     stack = np.empty((config.num_layers, *leaf.shape), np.float32)
     for layer in range(config.num_layers):
-        stack[layer] = _arrange(weights.read(layer_name(config, name, layer)), leaf)
+        stack[layer] = from_stored(weights.read(layer_name(config, name, layer)), leaf)
     return stack
-
-
-def _arrange(values: Float[np.ndarray, "..."], leaf: Leaf) -> Float[np.ndarray, "..."]:
-    """From [outputs, inputs] to inputs first, heads apart."""
-    return (values.T if leaf.inputs else values).reshape(leaf.shape)

@@ -70,7 +70,8 @@ def split_trained(params: Any, lora: Lora | None) -> tuple[Any, Any]:
     """Parameters of a decoder as (those that are trained, those that are not): adapters and the rest, or all and none."""
     if lora is None:
         return params, nnx.State({})
-    return nnx.split_state(params, nnx.LoRAParam, ...)
+    trained, frozen = nnx.split_state(params, nnx.LoRAParam, ...)
+    return trained, frozen
 
 
 def joined(trained: Any, frozen: Any) -> Any:

@@ -1,6 +1,9 @@
-"""What each parameter is called in a safetensors and in a GGUF file. Export and import share the table."""
+"""What each parameter is called in a safetensors and in a GGUF file, and how it lies there. Export and import share this."""
 
 import math
+
+import numpy as np
+from jaxtyping import Float
 
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
@@ -72,6 +75,17 @@ def stored_shape(leaf: Leaf) -> tuple[int, ...]:
     if leaf.inputs:
         return (outputs, leaf.fan_in)
     return leaf.shape if "vocab" in leaf.axes else (outputs,)
+
+
+def to_stored(values: Float[np.ndarray, "..."], leaf: Leaf) -> Float[np.ndarray, "..."]:
+    """From inputs first, heads apart, to what a file holds."""
+    flat = values.reshape(stored_shape(leaf)[::-1] if leaf.inputs else stored_shape(leaf))
+    return flat.T if leaf.inputs else flat
+
+
+def from_stored(values: Float[np.ndarray, "..."], leaf: Leaf) -> Float[np.ndarray, "..."]:
+    """The inverse of `to_stored`."""
+    return (values.T if leaf.inputs else values).reshape(leaf.shape)
 
 
 def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
