@@ -12,7 +12,7 @@ PACKAGE = ROOT / "rlvr_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    {"types", "registry", "numerics"},
+    {"types", "registry", "numerics", "products"},
     {"sharding", "stats"},
     {"objective", "models", "tasks"},
     {"rollout", "analysis"},

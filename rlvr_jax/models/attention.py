@@ -6,12 +6,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rlvr_jax.models.config import RopeScaling
+from rlvr_jax.products import precision_of
 from rlvr_jax.types import pytree
-
-
-def precision_of(dtype: jnp.dtype) -> jax.lax.Precision:
-    """Float32 means float32 on every device (the default would multiply in less on a GPU or TPU)."""
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
 
 def rope_frequencies(

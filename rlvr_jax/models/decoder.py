@@ -16,10 +16,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlvr_jax.models.attention import Places, attend, precision_of, rope_angles, rope_frequencies, rotate
+from rlvr_jax.models.attention import Places, attend, rope_angles, rope_frequencies, rotate
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
+from rlvr_jax.products import product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
 
@@ -265,8 +266,8 @@ class Decoder(nnx.Module):
         """
         rows, outputs = x.shape[:2], w.shape[inputs:]
         flat = math.prod(w.shape[:inputs])
-        product = jnp.matmul(x.reshape(-1, flat), w.reshape(flat, -1), precision=precision_of(self.dtype))
-        return product.reshape(*rows, *outputs)
+        out = product(x.reshape(-1, flat), w.reshape(flat, -1)).astype(self.dtype)
+        return out.reshape(*rows, *outputs)
 
     def _cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""
