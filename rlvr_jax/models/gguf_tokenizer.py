@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer in a GGUF file's metadata, built with `tokenizers` alone."""
+"""The tokenizer in a GGUF file's metadata, byte-level BPE or SentencePiece's, built with `tokenizers` alone."""
 
 import dataclasses
 import os
@@ -31,6 +31,11 @@ SPLITTINGS = {
 
 _CONTROL, _USER_DEFINED = 3, 4
 
+_SPACE = "\u2581"
+
+_ENDS_OF_TURNS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>")
+"""Control tokens that end a turn, whether the file says so or not: many name the end of a text alone."""
+
 
 def tokenizer_class() -> Any:
     """`transformers.PreTrainedTokenizerFast`, imported without its advice to install torch, which nothing here needs."""
@@ -43,27 +48,33 @@ def tokenizer_class() -> Any:
 def gguf_tokenizer(file: GgufFile) -> Any:
     """A `PreTrainedTokenizerFast` with the file's vocabulary, merges, special tokens and chat template.
 
-    Raises ValueError for another kind of tokenizer than byte-level BPE, and for an unknown way of splitting text.
+    Raises ValueError for another kind of tokenizer than byte-level BPE and SentencePiece's BPE, and for an unknown
+    way of splitting text.
     """
-    kind, pre = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2":
-        raise ValueError(
-            f"{file.path} holds a tokenizer of kind {kind!r}; only byte-level BPE ('gpt2') is read from GGUF. "
-            "Use the model's Hugging Face directory."
-        )
-    if pre not in SPLITTINGS:
-        raise ValueError(
-            f"{file.path} splits text by {pre!r}; known are {', '.join(SPLITTINGS)}. "
-            "Use the model's Hugging Face directory."
-        )
-
     tokens = file.get("tokenizer.ggml.tokens")
     names = {
         f"{ours}_token": tokens[file.get(f"tokenizer.ggml.{theirs}_token_id")]
         for ours, theirs in {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}.items()
         if file.get(f"tokenizer.ggml.{theirs}_token_id") is not None
     }
-    backend = _backend(file, tokens, SPLITTINGS[pre], names.get("bos_token"))
+    kind = file.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        backend, adds_bos = _byte_level(file, tokens)
+    elif kind == "llama":
+        backend, adds_bos = _sentencepiece(file, tokens, names.get("unk_token")), True
+    else:
+        raise ValueError(
+            f"{file.path} holds a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') and SentencePiece's ('llama') "
+            "are read from GGUF. Use the model's Hugging Face directory."
+        )
+    _add_special_tokens(backend, file, tokens)
+    bos = names.get("bos_token")
+    if bos is not None and file.get("tokenizer.ggml.add_bos_token", adds_bos):
+        from tokenizers import processors
+
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]
+        )
     tokenizer = tokenizer_class()(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
     tokenizer.chat_template = file.get("tokenizer.chat_template")
     return tokenizer
@@ -71,22 +82,22 @@ def gguf_tokenizer(file: GgufFile) -> Any:
 
 def gguf_eos_ids(file: GgufFile) -> set[int | None]:
     """Ids that end a sequence, a turn or a message."""
-    return {file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    tokens, kinds = file.get("tokenizer.ggml.tokens", ()), file.get("tokenizer.ggml.token_type", ())
+    turns = [i for i, kind in enumerate(kinds) if kind == _CONTROL and tokens[i] in _ENDS_OF_TURNS]
+    return {*turns, *(file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))}
 
 
-def _backend(file: GgufFile, tokens: list[str], splitting: Splitting, bos: str | None) -> Any:
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
+def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
+    """The backend, and whether its texts start with BOS where the file does not say."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    vocab = {token: i for i, token in enumerate(tokens)}
+    pre = file.get("tokenizer.ggml.pre", "gpt-2")
+    if pre not in SPLITTINGS:
+        raise ValueError(
+            f"{file.path} splits text by {pre!r}; known are {', '.join(SPLITTINGS)}. "
+            "Use the model's Hugging Face directory."
+        )
+    splitting, vocab = SPLITTINGS[pre], {token: i for i, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges", [])]
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=splitting.ignore_merges))
     if splitting.nfc:
@@ -97,15 +108,55 @@ def _backend(file: GgufFile, tokens: list[str], splitting: Splitting, bos: str |
     cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splitting.pattern))
     backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     backend.decoder = decoders.ByteLevel()
-    if bos is not None and file.get("tokenizer.ggml.add_bos_token", splitting.adds_bos):
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, vocab[bos])]
-        )
-    kinds = file.get("tokenizer.ggml.token_type", [])
-    backend.add_special_tokens(
-        [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == _CONTROL]
+    return backend, splitting.adds_bos
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], unknown: str | None) -> Any:
+    """Spaces are written `\u2581`, and what is in no piece falls back to its bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # the file spells pieces of spaces alone with spaces
+    tokens = [_SPACE * len(token) if token.strip(" ") == "" else token for token in tokens]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(
+        models.BPE(vocab, _merges(file, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    backend.add_tokens(
-        [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == _USER_DEFINED]
+    prefix = file.get("tokenizer.ggml.add_space_prefix", True)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        _SPACE, prepend_scheme="first" if prefix else "never", split=False
     )
+    spelling: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(spelling + [decoders.Strip(" ", left=1)] * prefix)
     return backend
+
+
+def _merges(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, the best piece first.
+
+    SentencePiece merges the pair whose piece has the highest score (arXiv:1808.06226, section 3.1). Pieces that the
+    file's author added are never cut, whatever their score, so they come before all others.
+    """
+    kinds, scores = file.get("tokenizer.ggml.token_type"), file.get("tokenizer.ggml.scores")
+    order = sorted(vocab.items(), key=lambda item: (kinds[item[1]] != _USER_DEFINED, -scores[item[1]]))
+    return [
+        (piece[:cut], piece[cut:])
+        for piece, _ in order
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
+
+
+def _add_special_tokens(backend: Any, file: GgufFile, tokens: list[str]) -> None:
+    from tokenizers import AddedToken
+
+    kinds, known = file.get("tokenizer.ggml.token_type", []), backend.get_vocab()
+    added = {
+        kind: [
+            AddedToken(t, normalized=False)
+            for t, k in zip(tokens, kinds, strict=False)
+            if k == kind and t in known
+        ]
+        for kind in (_CONTROL, _USER_DEFINED)
+    }
+    backend.add_special_tokens(added[_CONTROL])
+    backend.add_tokens(added[_USER_DEFINED])

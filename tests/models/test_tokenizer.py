@@ -261,5 +261,5 @@ def test_unsupported_gguf_tokenizers_are_refused(tmp_path):
     with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path / "b.gguf")
     assert str(error.value) == (
-        f"{tmp_path / 'b.gguf'} cannot be read as GGUF (GGUF magic invalid); is the file complete?"
+        f"{tmp_path / 'b.gguf'} cannot be read as GGUF (it does not begin with GGUF); is the file complete?"
     )
