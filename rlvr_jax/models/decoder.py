@@ -307,7 +307,7 @@ def _parameter(name: str, leaf: Leaf, stored: Leaf, config: ModelConfig, rngs: n
     Of an adapter A starts like a matrix and B at 0, so that it adds nothing (arXiv:2106.09685, section 4.1).
     """
     if name.endswith("norm"):
-        value = jnp.full(stored.shape, 1 - config.norm_offset)
+        value = jnp.full(stored.shape, 1 - config.norm_offset, jnp.float32)
     elif name.endswith(("bias", B)):
         value = jnp.zeros(stored.shape)
     else:
