@@ -8,6 +8,7 @@ that it composes, so that it can reject them together.
 import dataclasses
 from typing import Any, Literal
 
+from rlvr_jax.models.lora import Lora
 from rlvr_jax.objective import Objective
 from rlvr_jax.rollout.sampler import Sampling
 from rlvr_jax.tasks.base import Task
@@ -58,8 +59,11 @@ class Model:
     scratch: Scratch | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in. Parameters are float32 whatever this is."""
-    remat: Literal["none", "full"] = "none"
-    """What the backward pass recomputes: nothing, or every layer."""
+    remat: Literal["none", "dots", "full", "offload"] = "none"
+    """What the backward pass computes again, from least to most memory saved: nothing; all but the products with weights;
+    every layer from its entry; the same, with the entries in the host's memory."""
+    lora: Lora | None = None
+    """Train low-rank adapters beside the weights, which stay as they are; None: train all weights."""
     vocab_chunk: int = 8192
     """Vocabulary entries that are held at a time when log-probabilities are computed."""
 

@@ -51,13 +51,15 @@ class Collapsed:
         valid: Bool[np.ndarray, " B"],
         group_size: int,
     ) -> "Collapsed":
-        """Of raw rewards, as the verifier gave them. Rejected rows are left out, and groups that have no other."""
+        """Of raw rewards, as the verifier gave them. Rejected rows are left out, and groups with fewer than two others:
+        one answer has no spread, whatever the policy is."""
         spread = group_std(jnp.asarray(rewards), group_size, ddof=0, valid=jnp.asarray(valid))
         answers = valid.reshape(-1, group_size)
         right = (answers & (correct.reshape(-1, group_size) > 0)).sum(1)
-        collapsed = (np.asarray(spread)[:, 0] < TAU) & answers.any(1)
+        compared = answers.sum(1) > 1
+        collapsed = (np.asarray(spread)[:, 0] < TAU) & compared
         return cls(
-            groups=int(answers.any(1).sum()),
+            groups=int(compared.sum()),
             all=int(collapsed.sum()),
             all_wrong=int((collapsed & (right == 0)).sum()),
             all_right=int((collapsed & (right == answers.sum(1))).sum()),

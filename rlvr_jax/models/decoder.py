@@ -7,12 +7,13 @@ prompt positions never reach the head.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
@@ -24,8 +25,20 @@ from rlvr_jax.products import product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
 
-REMAT = ("none", "full")
-"""What the backward pass recomputes: nothing, or each layer from the residual stream at its entry."""
+_ENTRY, _PRODUCT = "layer_entry", "product"
+REMAT: Mapping[str, Callable | None] = {
+    "none": None,
+    "dots": jax.checkpoint_policies.save_only_these_names(_PRODUCT),
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_ENTRY],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+"""What of each layer is kept for the backward pass, which computes the rest again: everything; the products with its
+weights; the residual stream at its entry; the same in the memory of the host. Each needs less memory than the one before."""
 
 Layer = dict[str, Any]
 
@@ -164,13 +177,13 @@ class Decoder(nnx.Module):
 
         def body(x, layer):
             w, prefix_k, prefix_v, window = layer
-            w = self._cast(w)
+            x, w = checkpoint_name(x, _ENTRY), self._cast(w)
             q, k, v = self._project(w, x, places.turned(window))
             out = self._attend(q, prefix_k, prefix_v, k, v, places.seen(window))
             return self._finish(w, x, out), emit(k, v)
 
-        if self.remat == "full":
-            body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the two computations apart
+        if (policy := REMAT[self.remat]) is not None:  # a scan already keeps the two computations apart
+            body = jax.checkpoint(body, policy=policy, prevent_cse=False)
         x, kept = jax.lax.scan(body, self._embed(tokens), self._layers(prefix))
         return self._norm(x, self.final_norm[...]), kept
 
@@ -267,7 +280,7 @@ class Decoder(nnx.Module):
         rows, outputs = x.shape[:2], w.shape[inputs:]
         flat = math.prod(w.shape[:inputs])
         out = product(x.reshape(-1, flat), w.reshape(flat, -1)).astype(self.dtype)
-        return out.reshape(*rows, *outputs)
+        return checkpoint_name(out, _PRODUCT).reshape(*rows, *outputs)
 
     def _cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""

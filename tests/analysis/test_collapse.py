@@ -54,7 +54,7 @@ def counted_by_loop(rewards, correct, valid, size):
     out = dict.fromkeys(("groups", "all", "all_wrong", "all_right"), 0)
     for i in range(0, len(rewards), size):
         rows = [j for j in range(i, i + size) if valid[j]]
-        if not rows:
+        if len(rows) < 2:
             continue
         out["groups"] += 1
         if statistics.pstdev(rewards[j] for j in rows) < 1e-6:
