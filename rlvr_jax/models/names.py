@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
@@ -83,8 +83,8 @@ def to_stored(values: Float[np.ndarray, "..."], leaf: Leaf) -> Float[np.ndarray,
     return flat.T if leaf.inputs else flat
 
 
-def from_stored(values: Float[np.ndarray, "..."], leaf: Leaf) -> Float[np.ndarray, "..."]:
-    """The inverse of `to_stored`."""
+def from_stored(values: Float[Array, "..."], leaf: Leaf) -> Float[Array, "..."]:
+    """The inverse of `to_stored`, on a device."""
     return (values.T if leaf.inputs else values).reshape(leaf.shape)
 
 

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches numpy the name bfloat16, which safetensors asks it for)
+import ml_dtypes  # teaches numpy the name bfloat16 too, which safetensors asks it for
 import numpy as np
 from jaxtyping import Float
 
@@ -15,7 +15,7 @@ _PRECISIONS = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsDirectory:
-    """Names and shapes of all tensors; `read` brings one into memory.
+    """Names and shapes of all tensors; `read` brings a part of one into memory.
 
     Raises FileNotFoundError where there are no weights, or naming every file of the index that is not there, and
     ValueError for a damaged file or listing every tensor that is quantised.
@@ -42,9 +42,10 @@ class SafetensorsDirectory:
         if coded:
             raise ValueError(f"{path} has quantised tensors, which are not decoded: {', '.join(coded)}.")
 
-    def read(self, name: str) -> Float[np.ndarray, "..."]:
-        """One tensor in float32."""
-        return self._files[name].get_tensor(name).astype(np.float32)
+    def read(self, name: str, index: tuple[slice, ...]) -> Float[np.ndarray, "..."]:
+        """A part of one tensor, which alone is read; as it is stored if in bfloat16, else in float32."""
+        values = self._files[name].get_slice(name)[index]
+        return values if values.dtype == ml_dtypes.bfloat16 else values.astype(np.float32, copy=False)
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
