@@ -1,5 +1,6 @@
 """Weights from safetensors and GGUF: the same numbers whatever the file, and every fault named at once."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rlvr_jax.models.config import RopeScaling
+from rlvr_jax.models.gguf_file import open_gguf
+from rlvr_jax.models.gguf_weights import GgufWeights
 from rlvr_jax.models.load import load, read_config
-from rlvr_jax.models.safetensors_directory import INDEX
+from rlvr_jax.models.safetensors_directory import INDEX, SafetensorsDirectory
 from rlvr_jax.sharding import make_mesh, named
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -176,6 +180,26 @@ def test_weights_go_to_their_shards(reference):
     chex.assert_trees_all_equal(jax.device_get(got), jax.device_get(loaded(path)))
 
 
+def test_a_tensor_is_read_once_and_only_in_the_parts_that_devices_keep(reference, monkeypatch):
+    read, parts = SafetensorsDirectory.read, {}
+
+    def recorded(self, name, index):
+        values = read(self, name, index)
+        parts.setdefault(name, []).append(values.shape)
+        return values
+
+    monkeypatch.setattr(SafetensorsDirectory, "read", recorded)
+    load(reference("qwen2", False)[1], mesh=make_mesh(data=2, fsdp=2, tensor=2))
+    prefix = "model.layers.1."  # 4 heads of 8, two key heads, width 24, 40 in the MLP, 48 words
+    assert parts[f"{prefix}self_attn.q_proj.weight"] == [(16, 12)] * 4
+    assert parts[f"{prefix}self_attn.k_proj.weight"] == [(8, 12)] * 4
+    assert parts[f"{prefix}self_attn.o_proj.weight"] == [(12, 16)] * 4
+    assert parts[f"{prefix}self_attn.q_proj.bias"] == [(16,)] * 2
+    assert parts[f"{prefix}mlp.down_proj.weight"] == [(12, 20)] * 4
+    assert parts[f"{prefix}input_layernorm.weight"] == [(24,)]
+    assert parts[EMBEDDING] == parts[HEAD] == [(24, 12)] * 4
+
+
 # ---- GGUF
 
 
@@ -191,7 +215,8 @@ def write_gguf(path, family, model, **extra):
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_key_length(c.head_dim)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    rope = c.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_context_length(c.max_position_embeddings)
     for key, value in extra.items():
         getattr(writer, f"add_{key}")(value)
@@ -200,6 +225,8 @@ def write_gguf(path, family, model, **extra):
         values = tensor.numpy()
         if name == HEAD and c.tie_word_embeddings:
             continue
+        if family == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
         if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = values.shape[0] // c.head_dim
             values = np.stack(  # row 2i + j of a head is row i of its half j
@@ -217,9 +244,43 @@ def test_a_gguf_file_holds_the_model_of_the_directory(reference, tmp_path, famil
     model, path = reference(family, tied)
     write_gguf(tmp_path / "model.gguf", family, model)
     chex.assert_trees_all_equal(loaded(tmp_path / "model.gguf"), loaded(path))
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    chex.assert_trees_all_equal(loaded(tmp_path / "model.gguf", mesh=mesh), loaded(path, mesh=mesh))
     got, want = read_config(tmp_path / "model.gguf"), read_config(path)
     assert got.norm_eps == pytest.approx(want.norm_eps, rel=1e-6)  # GGUF stores it in float32
     assert got.__dict__ | {"norm_eps": 0} == want.__dict__ | {"norm_eps": 0}
+
+
+def test_a_gguf_file_of_gemma3_has_the_norms_windows_and_scales_of_the_directory(reference, tmp_path):
+    import gguf
+
+    model, path = reference("gemma3_softcap", True)
+    extra = dict(rope_scaling_type=gguf.RopeScalingType.LINEAR, rope_scaling_factor=8.0)
+    extra |= dict(sliding_window=4, final_logit_softcapping=2.0)
+    write_gguf(tmp_path / "model.gguf", "gemma3", model, **extra)
+    got, want = loaded(tmp_path / "model.gguf"), loaded(path)
+    # (w + 1) - 1 of weights around 0.3 loses the digits of 1, up to |w| < 2: 2^-23
+    chex.assert_trees_all_close(got, want, rtol=0, atol=1.2e-7)
+    config, directory = read_config(tmp_path / "model.gguf"), read_config(path)
+    assert config.rope_scaling == RopeScaling("linear", 8.0)
+    # the reference's scale is no released model's: files leave it out, and it is that of the head
+    assert config.attention_scale == config.head_dim**-0.5
+    same = dict(norm_eps=1e-5, rope_scaling=None, attention_scale=1.0)
+    assert dataclasses.replace(config, **same) == dataclasses.replace(directory, **same)
+
+
+def test_the_largest_gemma3_scales_its_queries_by_the_width_per_head(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
+    for key, value in dict(block_count=62, embedding_length=5376, head_count=32, key_length=128).items():
+        getattr(writer, f"add_{key}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    mapping = GgufWeights(open_gguf(tmp_path / "model.gguf")).mapping()
+    assert mapping["query_pre_attn_scalar"] == 168  # as in the config.json of gemma-3-27b
 
 
 def test_gguf_files_of_other_computations_are_refused(reference, tmp_path):
