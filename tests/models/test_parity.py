@@ -1,4 +1,4 @@
-"""The decoder against transformers (torch, float32): random small models of each family, and a real one."""
+"""The decoder against transformers (torch, float32): random small models of each family."""
 
 import jax
 import jax.numpy as jnp
@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from flax import nnx
 from references import VARIANTS
+from tiny import QUICK
 
+from rlvr_jax.models.layout import layer_layout, outer_layout
 from rlvr_jax.models.load import load
-from rlvr_jax.models.tokenizer import load_tokenizer, render
+from rlvr_jax.models.names import layer_name, outer_name
 from rlvr_jax.stats import logits_of
 
 CLOSE = dict(rtol=0, atol=1e-4)
 """Two implementations in float32: some 50 sums of 24 to 1536 terms in a row, each to 1e-7 of values of order 10."""
 
 
-@jax.jit(static_argnums=0)
+@jax.jit(static_argnums=0, compiler_options=QUICK)
 def logits(graphdef, params, prompt, length, tokens):
     """What predicts tokens 1, 2, ... of each row: `tokens` opens with the last prompt token."""
     model = nnx.merge(graphdef, params)
@@ -51,7 +53,7 @@ def test_logits_of_ragged_prompts_equal_transformers(reference, variant, tied):
         np.testing.assert_allclose(got[row], want[length - 1 :], **CLOSE)
 
 
-@jax.jit(static_argnums=0)
+@jax.jit(static_argnums=0, compiler_options=QUICK)
 def packed_logits(graphdef, params, tokens, segments):
     model = nnx.merge(graphdef, params)
     return logits_of(model.packed(tokens, segments), model.head(), softcap=model.config.softcap)
@@ -71,105 +73,60 @@ def test_packed_texts_have_the_logits_that_transformers_gives_each_alone(referen
             np.testing.assert_allclose(got[row, span], torch_logits(model, tokens[row, span]), **CLOSE)
 
 
-def test_gradients_of_the_mean_log_probability_equal_torch(reference):
+@pytest.mark.parametrize("variant", ["llama3", "mistral", "gemma3"])
+def test_transformers_with_padding_on_the_left_gives_the_same(reference, variant):
+    """What its users batch with; ours pads prompts on the right."""
     import torch
 
-    model, folder = reference("qwen2", True)
+    model, folder = reference(variant, variant == "gemma3")
     graphdef, params = nnx.split(load(folder)[0])
+    lengths, width = np.array([2, 7, 5]), 7
+    prompt = np.random.default_rng(3).integers(0, 48, (3, width), dtype=np.int32)
+    tokens = np.concatenate([prompt[np.arange(3), lengths - 1][:, None], prompt[:, :4]], axis=1)
+    got = logits(graphdef, params, prompt, (lengths - 1).astype(np.int32), tokens)
+
+    whole = [np.concatenate([prompt[i, :n], prompt[i, :4]]) for i, n in enumerate(lengths)]
+    left = np.stack([np.pad(row, (width + 4 - len(row), 0)) for row in whole])
+    real = np.stack([np.arange(width + 4) >= width + 4 - len(row) for row in whole])
+    places = np.maximum(real.cumsum(1) - 1, 0)
+    inputs = (torch.tensor(x.astype(np.int64)) for x in (left, real, places))
+    with torch.no_grad():
+        want = model(**dict(zip(("input_ids", "attention_mask", "position_ids"), inputs, strict=True))).logits
+    np.testing.assert_allclose(got, want[:, -5:].numpy(), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "variant, tied",
+    [*TIED, ("llama3", False), ("mistral", False), ("qwen3", True), ("gemma3_softcap", True)],
+)
+def test_gradients_of_the_mean_log_probability_equal_torch(reference, variant, tied):
+    import torch
+
+    model, folder = reference(variant, tied)
+    decoder, config = load(folder)
+    graphdef, params = nnx.split(decoder)
     ids = np.random.default_rng(1).integers(0, 48, 9).astype(np.int32)
 
     model.zero_grad()
     row = torch.tensor(ids, dtype=torch.long)
     picked = model(row[None]).logits[0].log_softmax(-1)[3:-1].gather(1, row[4:, None])
     picked.mean().backward()
-    want = {name: p.grad.numpy() for name, p in model.named_parameters()}
 
-    @jax.grad
-    def gradient(params):
-        z = logits(graphdef, params, ids[None, :3], np.array([3], np.int32), ids[None, 3:-1])
+    def mean(params):
+        prompt, tokens = jnp.asarray(ids[None, :3]), jnp.asarray(ids[None, 3:-1])
+        z = logits.__wrapped__(graphdef, params, prompt, jnp.array([3]), tokens)
         return jnp.take_along_axis(jax.nn.log_softmax(z[0]), ids[4:, None], axis=1).mean()
 
-    got = nnx.to_pure_dict(gradient(params))
+    got = nnx.to_pure_dict(jax.jit(jax.grad(mean), compiler_options=QUICK)(params))
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(got))
-    pairs = {"embedding": (got["embedding"], want["model.embed_tokens.weight"])}
-    pairs["final_norm"] = (got["final_norm"], want["model.norm.weight"])
-    modules = dict(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj")
-    modules |= dict(gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
-    for layer in range(2):
-        for ours, theirs in modules.items():
-            reference_gradient = want[f"model.layers.{layer}.{theirs}.weight"].T
-            pairs[f"{ours}{layer}"] = (got["layers"][ours][layer], reference_gradient)
-        for ours in ("q", "k", "v"):
-            bias = want[f"model.layers.{layer}.self_attn.{ours}_proj.bias"]
-            pairs[f"{ours}_bias{layer}"] = (got["layers"][f"{ours}_bias"][layer], bias)
-    scale = np.linalg.norm(want["model.embed_tokens.weight"])
-    for name, (ours, theirs) in pairs.items():
-        error = np.linalg.norm(np.asarray(ours).ravel() - theirs.ravel())
+    ours = {outer_name(name): got[name] for name in outer_layout(config)}
+    for name in layer_layout(config):
+        ours |= {layer_name(config, name, i): got["layers"][name][i] for i in range(config.num_layers)}
+    theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert ours.keys() == theirs.keys()
+    scale = np.linalg.norm(theirs["model.embed_tokens.weight"])
+    for name, want in theirs.items():
+        matrix = name.endswith("proj.weight")  # [outputs, inputs], where ours has inputs first
+        error = np.linalg.norm(np.asarray(ours[name]).ravel() - (want.T if matrix else want).ravel())
         # relative to the gradient; a bias on k cancels in the softmax, so its gradient is rounding around 0
-        assert error < 1e-3 * max(np.linalg.norm(theirs), 1e-3 * scale), name
-
-
-TEXTS = [
-    """The capital of France is Paris. It lies on the river Seine, and about two million people live inside the city
-    limits. Visitors come for the museums, the bridges and the food; the Louvre alone receives more than eight million
-    of them in a good year, most of whom hurry to a single painting.""",
-    """Tom starts with 3 apples. He buys 4 more, so now he has 3 + 4 = 7 apples. Then he gives 2 apples to his sister,
-    which leaves 7 - 2 = 5 apples. Finally he eats one of them after lunch, so 5 - 1 = 4 apples remain in the basket
-    on the table. The answer is 4.""",
-    """def add(a, b):\n    return a + b\n\n\nfor i in range(10):\n    print(i, add(i, i * i))\n\n# The loop prints ten
-    lines. Each line holds the index and the sum of the index and its square, which is what the exercise asked for.""",
-    """Es war einmal ein König, der hatte drei Söhne. Der älteste war klug, der zweite war stark, und der jüngste war
-    freundlich zu allen Tieren des Waldes. Eines Tages rief der König sie zu sich und sprach: geht in die Welt.""",
-]
-
-CHATS = [
-    [{"role": "user", "content": "What is the capital of France?"}],
-    [{"role": "user", "content": "Tom has 3 apples, buys 4, gives away 2 and eats 1. How many are left?"}],
-    [
-        {"role": "system", "content": "You write code."},
-        {"role": "user", "content": "Show me a loop in Python."},
-    ],
-    [
-        {"role": "user", "content": "Hi!"},
-        {"role": "assistant", "content": "Hello. What would you like?"},
-        {"role": "user", "content": "A fairy tale, in German."},
-    ],
-]
-
-
-def gguf_reference(path):
-    """What `from_pretrained(gguf_file=...)` gives, which would ask for one more package."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    left = model.load_state_dict(tensors, strict=False)
-    assert (left.missing_keys, left.unexpected_keys) == (["lm_head.weight"], [])  # it is the embedding
-    return model
-
-
-@pytest.mark.slow
-def test_smollm2_gives_real_tokens_the_log_probabilities_of_transformers(smollm2):
-    import torch
-
-    tokenizer = load_tokenizer(smollm2)
-    graphdef, params = nnx.split(load(smollm2)[0])
-    chats = [render(tokenizer, chat) for chat in CHATS]
-    answers = np.array([render(tokenizer, text)[:64] for text in TEXTS], np.int32)
-    lengths = np.array([len(chat) - 1 for chat in chats], np.int32)
-    prompt = np.zeros((4, max(lengths)), np.int32)
-    for row, chat in enumerate(chats):
-        prompt[row, : lengths[row]] = chat[:-1]
-    tokens = np.concatenate([[[chat[-1]] for chat in chats], answers[:, :-1]], axis=1).astype(np.int32)
-    z = jax.nn.log_softmax(logits(graphdef, params, prompt, lengths, tokens))
-    got = np.take_along_axis(np.asarray(z), answers[:, :, None], axis=2)[..., 0]
-    assert got.shape == (4, 64)
-
-    model = gguf_reference(smollm2)
-    for row, chat in enumerate(chats):
-        ids = [*chat, *answers[row].tolist()]
-        z = torch.tensor(torch_logits(model, ids)).log_softmax(-1)[len(chat) - 1 : -1]
-        np.testing.assert_allclose(got[row], z.numpy()[np.arange(64), answers[row]], **CLOSE)
+        assert error < 1e-3 * max(np.linalg.norm(want), 1e-3 * scale), name
