@@ -69,7 +69,7 @@ def adapter_layout(config: ModelConfig, lora: Lora | None) -> dict[str, Leaf]:
 def split_trained(params: Any, lora: Lora | None) -> tuple[Any, Any]:
     """Parameters of a decoder as (those that are trained, those that are not): adapters and the rest, or all and none."""
     if lora is None:
-        return params, nnx.State({})
+        return params, ()
     trained, frozen = nnx.split_state(params, nnx.LoRAParam, ...)
     return trained, frozen
 

@@ -77,14 +77,37 @@ class Checkpoints:
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state of `step` (default: newest) in the structure, dtypes and shardings of `like`."""
-        step = self.latest() if step is None else step
-        if step is None:
-            raise FileNotFoundError(f"no complete checkpoint in {self.directory}.")
+        step = self._existing(step)
         abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
         found = self._manager.restore(step, args=args)
         leaves = [found["state"][path] for path in _by_path(like)]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), found["data"]
+
+    def restore_params(self, like: Any, step: int | None = None) -> Any:
+        """The trained parameters of `step` (default: newest) and nothing of the optimiser; `like` is as for `restore`."""
+        step, like = self._existing(step), {"params": like}
+        abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
+        args = ocp.args.PyTreeRestore(
+            abstract, ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
+        )
+        # a manager reads an item in one way only
+        with ocp.CheckpointManager(self.directory) as manager:
+            found = manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+        return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in _by_path(like)])[
+            "params"
+        ]
+
+    def _existing(self, step: int | None) -> int:
+        """That step, or the newest. Raises FileNotFoundError where there is none."""
+        steps = sorted(self._manager.all_steps())
+        if not steps:
+            raise FileNotFoundError(f"no complete checkpoint in {self.directory}.")
+        if step is not None and step not in steps:
+            raise FileNotFoundError(
+                f"no checkpoint of step {step} in {self.directory}: there are those of {', '.join(map(str, steps))}."
+            )
+        return steps[-1] if step is None else step
 
     def arrays(self, step: int | None = None) -> dict[str, np.ndarray]:
         """The host arrays that were saved beside the state of `step` (default: newest); empty where there are none."""

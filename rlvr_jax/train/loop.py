@@ -9,6 +9,7 @@ import jax
 from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
+from rlvr_jax.models.lora import joined
 from rlvr_jax.rollout.collect import collect
 from rlvr_jax.rollout.prompts import PromptStream
 from rlvr_jax.rollout.refill import Filled, Groups, Refill
@@ -104,7 +105,7 @@ class Run:
                 if self.stop.asked:
                     return self.stopped(done, state, self.position())
                 if done % config.checkpoint.every == 0 or done == config.steps:
-                    self.checkpoints.save(done, state, *self.position())
+                    self.checkpoints.save(done, state.changing, *self.position())
                 self.evaluate_if_due(state, done)
         self.checkpoints.wait()
         return Outcome(complete=True, steps=config.steps, evaluations=load_evaluations(self.run_dir))
@@ -118,7 +119,7 @@ class Run:
         while not (refill.full or refill.rounds == size.max_rounds or self.stop.asked):
             prompts = next(self.stream).after(refill.rounds)
             with self.phases("sample"):
-                samples = program.sample_batch(state.params, prompts, step=step, seed=config.seed)
+                samples = program.sample_batch(state.policy, prompts, step=step, seed=config.seed)
             with self.phases("verify"):
                 found = collect(config.task, program.tokenizer, prompts, samples)
             rounds.append(Round(prompts, found))
@@ -147,9 +148,9 @@ class Run:
         stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(filled.groups.logprob)})
         with self.phases("score"):
             if program.score is not None:
-                stats = stats.merge(program.score(state.params, rollout))
+                stats = stats.merge(program.score(state.policy, rollout))
             if program.score_ref is not None:
-                stats = stats.merge(program.score_ref(self.reference, rollout))
+                stats = stats.merge(program.score_ref(joined(self.reference, state.frozen), rollout))
             jax.block_until_ready(stats)
         with self.phases("credit"):
             credit, objective, metrics = program.credit(rollout, stats, state.objective)
@@ -175,7 +176,8 @@ class Run:
         program = self.program
         latest = self.checkpoints.latest()
         if latest is not None:
-            state, data = self.checkpoints.restore(program.abstract)
+            state, data = self.checkpoints.restore(program.abstract.changing)
+            state = dataclasses.replace(state, frozen=program.frozen())
             self.stream.set_state(data["stream"])
             self.collapse.set_state(data["collapse"])
             self.surplus = Groups.from_arrays(self.checkpoints.arrays())
@@ -185,7 +187,7 @@ class Run:
             if self.config.warmup.steps:
                 state = self.warm_up(state)
             if not self.stop.asked:  # half a warm-up is no place to go on from
-                self.checkpoints.save(0, state, *self.position())
+                self.checkpoints.save(0, state.changing, *self.position())
         if program.score_ref is not None:
             self.reference = self.checkpoints.reference(program.abstract.params, state.params)
         return state, int(state.step)
@@ -218,7 +220,7 @@ class Run:
         with self.phases("evaluation"), counting("evaluation") as progress:
             found = evaluate(
                 self.program,
-                state.params,
+                state.policy,
                 prompts=wanted.prompts,
                 samples=wanted.samples,
                 k=wanted.k,
@@ -237,7 +239,7 @@ class Run:
         self, done: int, state: TrainState, position: tuple[dict[str, Any], dict[str, Any]]
     ) -> Outcome:
         """Leave everything so that the next start goes on from here."""
-        self.checkpoints.save(done, state, *position)
+        self.checkpoints.save(done, state.changing, *position)
         self.checkpoints.wait()
         say(f"stopped after step {done}; the same command goes on from there")
         return Outcome(complete=False, steps=done, evaluations=load_evaluations(self.run_dir))

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlvr_jax.config import Batch, Config
 from rlvr_jax.configfile import override, parse
+from rlvr_jax.models.lora import joined
 from rlvr_jax.registry import names
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
@@ -54,13 +55,15 @@ def evaluation_config(path: pathlib.Path, task: str | None, overrides: Sequence[
     return policy_config(path, words)
 
 
-def open_policy(path: pathlib.Path, config: Config) -> tuple[Program, Any]:
-    """The program of a config and the parameters: the newest checkpoint of a run, or the model's weights."""
+def open_policy(path: pathlib.Path, config: Config, step: int | None = None) -> tuple[Program, Any]:
+    """The program of a config and all parameters: those of a run after `step` (default: of its newest checkpoint), or the
+    model's weights."""
     program = assemble(config, num_prompts=len(config.task.records("train")))
     if saved_config(path) is None:
-        return program, program.fresh_state().params
+        return program, program.fresh_state().policy
     with Checkpoints(path / FOLDER, keep=config.checkpoint.keep) as checkpoints:
-        return program, checkpoints.restore(program.abstract)[0].params
+        trained = checkpoints.restore_params(program.abstract.params, step)
+        return program, joined(trained, program.frozen())
 
 
 def evaluate_policy(

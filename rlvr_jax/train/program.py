@@ -16,6 +16,7 @@ from rlvr_jax.config import Config
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
 from rlvr_jax.models.load import load, read_config
+from rlvr_jax.models.lora import split_trained
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
 from rlvr_jax.rollout.sampler import Samples, make_sampler
@@ -75,16 +76,33 @@ class Program:
     def fresh_state(self) -> TrainState:
         """Parameters from the config's path or at random, a new optimiser and objective state. Step 0."""
         model = self.config.model
-        if model.path is not None:
-            decoder, _ = load(model.path, jnp.dtype(model.dtype), model.remat, self.mesh)
-            return self.state_of(nnx.state(decoder))
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract.params)
-        return self.state_of(jax.jit(self._random_params, out_shardings=shardings)())
+        if model.path is not None and model.lora is None:
+            return self.state_of(self._loaded(model.path))
+        return self.state_of(self._random(0), self.frozen())
 
-    def _random_params(self) -> Any:
-        return nnx.state(_decoder(self.config, self.model_config, self.config.seed))
+    def frozen(self) -> Any:
+        """The weights that are not trained, which follow from the config: no checkpoint holds them."""
+        model = self.config.model
+        if model.lora is None:
+            return ()
+        return self._loaded(model.path) if model.path is not None else self._random(1)
 
-    def state_of(self, params: Any) -> TrainState:
+    def _loaded(self, path: str) -> Any:
+        model = self.config.model
+        return nnx.state(load(path, jnp.dtype(model.dtype), model.remat, self.mesh)[0])
+
+    def _random(self, part: int) -> Any:
+        """Random parameters, of which 0 are trained and 1 are frozen. The others are not computed."""
+        config = self.config
+
+        def draw() -> Any:
+            params = nnx.state(_decoder(config, self.model_config, config.seed))
+            return split_trained(params, config.model.lora)[part]
+
+        wanted = (self.abstract.params, self.abstract.frozen)[part]
+        return jax.jit(draw, out_shardings=jax.tree.map(lambda x: x.sharding, wanted))()
+
+    def state_of(self, params: Any, frozen: Any = ()) -> TrainState:
         """A fresh training state around given parameters."""
         objective = self.config.objective
 
@@ -96,7 +114,7 @@ class Program:
             lambda x: x.sharding, (self.abstract.opt, self.abstract.objective, self.abstract.step)
         )
         opt, state, step = jax.jit(init, out_shardings=shardings)(params)
-        return TrainState(params=params, opt=opt, objective=state, step=step)
+        return TrainState(params=params, opt=opt, objective=state, step=step, frozen=frozen)
 
 
 def check_devices(config: Config, devices: int) -> None:
@@ -131,12 +149,12 @@ def assemble(config: Config, num_prompts: int) -> Program:
     tokenizer, stop = make_tokenizer(config)
     model_config = _model_config(config, len(tokenizer))
     graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
-    params = _placed(params, param_shardings(params, mesh))
+    params, frozen = split_trained(_placed(params, param_shardings(params, mesh)), config.model.lora)
     forward = Forward(graphdef, config.sampling.score_temperature, config.model.vocab_chunk)
     spec = config.spec(num_prompts)
     schedule = learning_rate(config.optimizer, config.steps, updates_per_step(config))
     tx = make_optimizer(config.optimizer, schedule)
-    abstract = _abstract_state(config, spec, tx, params, mesh)
+    abstract = _abstract_state(config, spec, tx, params, frozen, mesh)
     traces: Counter = Counter()
     return Program(
         config=config,
@@ -206,8 +224,13 @@ def old_stats(config: Config) -> frozenset:
 
 
 def _decoder(config: Config, model_config: ModelConfig, seed: int) -> Decoder:
+    model = config.model
     return Decoder(
-        model_config, rngs=nnx.Rngs(seed), dtype=jnp.dtype(config.model.dtype), remat=config.model.remat
+        model_config,
+        rngs=nnx.Rngs(seed),
+        dtype=jnp.dtype(model.dtype),
+        remat=model.remat,
+        lora=model.lora,
     )
 
 
@@ -245,7 +268,7 @@ def _placed(tree: Any, shardings: Any) -> Any:
     )
 
 
-def _abstract_state(config, spec, tx, params, mesh) -> TrainState:
+def _abstract_state(config, spec, tx, params, frozen, mesh) -> TrainState:
     """Shapes, dtypes and shardings of the training state."""
     shardings = jax.tree.map(lambda x: x.sharding, params)
     opt = jax.eval_shape(tx.init, params)
@@ -258,4 +281,5 @@ def _abstract_state(config, spec, tx, params, mesh) -> TrainState:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), objective
         ),
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+        frozen=frozen,
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from rlvr_jax.models.lora import joined
 from rlvr_jax.objective import Credit, Objective
 from rlvr_jax.sharding import constrain, microbatches
 from rlvr_jax.stats import token_stats
@@ -19,12 +20,27 @@ Values = dict[tuple[Pass, Stat], jax.Array]
 
 @pytree
 class TrainState:
-    """All that a step changes. `step` counts finished steps; randomness is a function of seed and step."""
+    """All that a step changes, and the weights that it leaves alone.
+
+    `params` are trained. `frozen` are the others: all but the adapters where there are adapters, else none. `step` counts
+    finished steps; randomness is a function of seed and step.
+    """
 
     params: Any
     opt: Any
     objective: Any
     step: Any
+    frozen: Any = ()
+
+    @property
+    def policy(self) -> Any:
+        """Every parameter of the model."""
+        return joined(self.params, self.frozen)
+
+    @property
+    def changing(self) -> "TrainState":
+        """Without the frozen weights: what a checkpoint holds."""
+        return dataclasses.replace(self, frozen=())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,14 +117,15 @@ def make_update(
     *that*, and its rows are normalised on their own: a step's size does not depend on how many others there are.
     Gradients are summed over `micro` micro-batches; since the weights hold every denominator, the sum is the
     gradient of the whole batch, whatever `micro` and the sharding are. Where `stats` holds no old log-probability
-    (one update per batch: old is new) the new one stands in, without gradient, and the ratio is exactly 1.
+    (one update per batch: old is new) the new one stands in, without gradient, and the ratio is exactly 1. Frozen weights
+    have no gradient: none is computed.
     """
     share = share_of(spec.rows // micro, spec.group_size)
     want = objective.wants(Pass.NEW)
     old = (Pass.OLD, Stat.LOGPROB)
 
-    def loss(params: Any, rollout: Rollout, stats: Stats, credit: Credit, weight: jax.Array):
-        new = forward(params, rollout, want, share)
+    def loss(params: Any, frozen: Any, rollout: Rollout, stats: Stats, credit: Credit, weight: jax.Array):
+        new = forward(joined(params, frozen), rollout, want, share)
         values: Values = {(Pass.NEW, s): v for s, v in new.items()}
         if old in objective.loss_needs and old not in stats.values:
             values[old] = jax.lax.stop_gradient(new[Stat.LOGPROB])
@@ -123,7 +140,7 @@ def make_update(
         rows = microbatches((rollout, stats, credit, weight), micro, share)
 
         def body(grads, x):
-            (value, metrics), g = jax.value_and_grad(loss, has_aux=True)(state.params, *x)
+            (value, metrics), g = jax.value_and_grad(loss, has_aux=True)(state.params, state.frozen, *x)
             return jax.tree.map(jnp.add, grads, g), (value, metrics)
 
         zero = jax.tree.map(jnp.zeros_like, state.params)

@@ -84,8 +84,8 @@ def warm_up(
         given, _, _ = credit(rollout, Stats(values={}), nothing)
         state, metrics = update(state, rollout, Stats(values={}), given, 0, 0)
         looks = warm.target is not None and step % warm.check_every == 0
-        rate = pass_rate(state.params) if looks else None
+        rate = pass_rate(state.policy) if looks else None
         go_on = report(step, metrics["loss"].value(), rate)
         if not go_on or (warm.target is not None and rate is not None and rate >= warm.target):
             break
-    return program.state_of(state.params)
+    return program.state_of(state.params, state.frozen)
