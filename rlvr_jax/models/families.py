@@ -25,12 +25,41 @@ _POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, 
 _HEAD_DIM = {"qwen3": 128, "gemma3_text": 256}
 """The same; for other families it is hidden_size / num_attention_heads."""
 
+_READ = {
+    *("model_type", "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings"),
+    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern"),
+    *("query_pre_attn_scalar", "final_logit_softcapping"),
+}
+
+_HARMLESS = {
+    *(
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "transformers.js_config",
+        "is_llama_config",
+    ),
+    *("unsloth_fixed", "unsloth_version", "tokenizer_class", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("sep_token_id", "initializer_range", "attention_dropout", "pretraining_tp", "use_cache", "return_dict"),
+    *("cache_implementation", "output_attentions", "output_hidden_states", "chunk_size_feed_forward"),
+    *("problem_type", "id2label", "label2id", "is_encoder_decoder", "is_decoder", "add_cross_attention"),
+}
+"""What does not change the logits of a sequence: bookkeeping, special tokens, training, memory, other heads."""
+
+_READ_OF_ROPE = {
+    *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+    *("original_max_position_embeddings", "local_theta", "full_attention", "sliding_attention"),
+}
+
 
 def from_huggingface(mapping: Mapping[str, Any]) -> ModelConfig:
     """Read a `config.json`.
 
-    Raises ValueError for an unknown `model_type`, and one listing every missing field or every field whose value asks
-    for something the decoder does not compute.
+    Raises ValueError for an unknown `model_type`, and one listing every missing field, every field whose value asks
+    for something the decoder does not compute, or every field that is not known at all: a new one may change the
+    computation, and nothing else would tell. Unset fields (null) and private ones (`_name_or_path`) are passed over.
     """
     family = mapping.get("model_type")
     if family not in FAMILIES:
@@ -45,6 +74,12 @@ def from_huggingface(mapping: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"this {family} model needs what the decoder does not compute: {'; '.join(unsupported)}. "
             "Choose a model without."
+        )
+    unknown = _unknown(mapping)
+    if unknown:
+        raise ValueError(
+            f"the config of this {family} model has fields that are not known here: {'; '.join(unknown)}. "
+            "If they do not change what the model computes, take them out of config.json."
         )
     sizes = {ours: mapping[theirs] for ours, theirs in _REQUIRED.items()}
     heads, gemma, rope = sizes["num_heads"], family == "gemma3_text", _rope(mapping)
@@ -190,27 +225,55 @@ def _gemma(mapping: Mapping[str, Any], dim: int) -> dict[str, Any]:
     }
 
 
+_FINE = {
+    "hidden_act": (None, "silu"),
+    "hidden_activation": (None, "silu"),
+    "mlp_bias": (None, False),
+    "attention_bias": (None, False),
+    "partial_rotary_factor": (None, 1),
+    "rope_interleaved": (None, False),
+    "use_mrope": (None, False),
+    "attn_logit_softcapping": (None,),
+    "use_bidirectional_attention": (None, False),
+    "quantization_config": (None, {}),
+}
+"""Fields that ask for something else, and the values with which they do not."""
+
+_FINE_IN = {
+    # on q, k and v whatever this says; elsewhere it puts one on the output too
+    "qwen2": {"attention_bias": (None, False, True)},
+    "gemma3_text": {key: (None, "gelu_pytorch_tanh") for key in ("hidden_act", "hidden_activation")},
+}
+
+
 def _unsupported(mapping: Mapping[str, Any]) -> list[str]:
     """Every field that asks for something else, with its value."""
-    family = mapping["model_type"]
-    activation = "gelu_pytorch_tanh" if family == "gemma3_text" else "silu"
-    fine = {
-        "hidden_act": (None, activation),
-        "hidden_activation": (None, activation),
-        "mlp_bias": (None, False),
-        # Qwen2's are on q, k and v whatever this says; elsewhere it puts one on the output too
-        "attention_bias": (None, False, True) if family == "qwen2" else (None, False),
-        "partial_rotary_factor": (None, 1),
-        "attn_logit_softcapping": (None,),
-        "use_bidirectional_attention": (None, False),
-        "quantization_config": (None, {}),
-    }
+    family, rope = mapping["model_type"], _rope(mapping)
+    fine = {**_FINE, **_FINE_IN.get(family, {})}
     shown = [f"{k}={json.dumps(mapping[k])}" for k, values in fine.items() if mapping.get(k) not in values]
     kinds = mapping.get("layer_types") or ()
     if set(kinds) - {"full_attention", "sliding_attention"} or (
         family in ("llama", "mistral") and "sliding_attention" in kinds
     ):
         shown.append(f"layer_types={json.dumps(kinds)}")
-    rope = _rope(mapping)
-    kind = _kind(rope)
-    return shown + ([f"rope scaling of type {kind!r}"] if kind not in ("default", "linear", "llama3") else [])
+    if rope.get("partial_rotary_factor", 1) != 1:
+        shown.append(f"partial_rotary_factor={rope['partial_rotary_factor']}")
+    kind, local = _kind(rope), _kind((mapping.get("rope_parameters") or {}).get("sliding_attention") or {})
+    shown += [f"rope scaling of type {kind!r}"] if kind not in ("default", "linear", "llama3") else []
+    return shown + ([f"rope scaling of type {local!r} under windows"] if local != "default" else [])
+
+
+def _unknown(mapping: Mapping[str, Any]) -> list[str]:
+    """Every field that no table here names, with its value."""
+    known = {*_REQUIRED.values(), *_READ, *_HARMLESS, *_FINE}
+    shown = [
+        f"{key}={json.dumps(value)}"
+        for key, value in mapping.items()
+        if key not in known and not key.startswith("_") and value is not None
+    ]
+    known = {*_READ_OF_ROPE, "partial_rotary_factor"}
+    return shown + [
+        f"{key}={json.dumps(value)} of the rotary settings"
+        for key, value in _rope(mapping).items()
+        if key not in known and value is not None
+    ]

@@ -1,6 +1,7 @@
 """Configurations: read from and written for transformers, and refused where the decoder would compute something else."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -132,6 +133,43 @@ def test_every_field_that_would_change_the_computation_is_listed(change, shown):
     assert str(error.value) == (
         f"this llama model needs what the decoder does not compute: {shown}. Choose a model without."
     )
+
+
+def test_a_second_base_under_windows_is_not_scaled():
+    file = to_huggingface(CONFIGS["gemma3_softcap"])
+    file["rope_parameters"]["sliding_attention"] |= {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ValueError, match=r"does not compute: rope scaling of type 'linear' under windows\."):
+        from_huggingface(file)
+
+
+def test_every_field_that_nobody_knows_is_listed():
+    """A field that came after this was written may change the computation."""
+    file = {**to_huggingface(LLAMA), "use_qk_norm": True, "logit_scale": 0.5, "new": None, "_private": 1}
+    file["rope_parameters"] |= {"mrope_section": [1, 2]}
+    with pytest.raises(ValueError) as error:
+        from_huggingface(file)
+    assert str(error.value) == (
+        "the config of this llama model has fields that are not known here: use_qk_norm=true; logit_scale=0.5; "
+        "mrope_section=[1, 2] of the rotary settings. If they do not change what the model computes, take them out "
+        "of config.json."
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_field_that_transformers_writes_is_known(family, tmp_path):
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[family](torch_dtype="bfloat16", cache_implementation="hybrid")
+    assert from_huggingface(config.to_dict()).family == family
+    config.save_pretrained(tmp_path)
+    file = json.loads((tmp_path / "config.json").read_text())
+    assert from_huggingface(file).family == family
+    # what the released files of SmolLM2, Qwen2.5 and Llama 3.1 hold besides
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+    scaling["original_max_position_embeddings"] = 8192
+    older = dict(is_llama_config=True, rope_interleaved=False, use_mrope=False, rope_scaling=scaling)
+    older |= {"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}}
+    assert from_huggingface({**file, **older}).family == family
 
 
 @pytest.mark.parametrize(
