@@ -1,75 +1,70 @@
-"""Rotary positions and the one attention of the house: keys shared by a group beside each row's own."""
+"""The one attention of the house: keys shared by a group beside each row's own, on the best kernel of each backend."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rlvr_jax.models.config import RopeScaling
+from rlvr_jax.models.kernels import cudnn, over_windows
+from rlvr_jax.models.positions import Places
 from rlvr_jax.products import precision_of
-from rlvr_jax.types import pytree
-
-
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None = None
-) -> Float[np.ndarray, " half"]:
-    """theta^(-2i / head_dim), in radians a position; lowered as `scaling` says.
-
-    Source: arXiv:2104.09864, section 3.2.2; scaling: see `RopeScaling`.
-    """
-    frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is not None and scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling is not None:
-        turns = scaling.original_positions * frequency / (2 * np.pi)  # in the text of the pre-training
-        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        kept = np.clip(kept, 0, 1)
-        frequency = kept * frequency + (1 - kept) * frequency / scaling.factor
-    return frequency.astype(np.float32)
-
-
-def rope_angles(
-    positions: Int[Array, "B T"], frequency: Float[np.ndarray, " half"]
-) -> Float[Array, "B T half"]:
-    """position * frequency, in radians."""
-    return positions.astype(jnp.float32)[..., None] * jnp.asarray(frequency)[None, None]
-
-
-@pytree
-class Places:
-    """Where the tokens of a call stand: what a layer's attention needs beside its weights.
-
-    `prefix` and `own` are distances in tokens from a query back to a key; keys at negative ones are never seen (the
-    future, padding, another text of the row). `angles` are the rotary ones, for each base that the model has.
-    """
-
-    angles: tuple[Float[Array, "B T half"], ...]
-    prefix: Int[Array, "P #T S"]
-    own: Int[Array, "#B T U"]
-
-    def seen(self, window: Int[Array, ""] | None) -> tuple[Bool[Array, "P #T S"], Bool[Array, "#B T U"]]:
-        """Which keys of the prefix and of its own a query sees; with a `window` of 0 or None all that are behind it."""
-        if window is None:
-            return self.prefix >= 0, self.own >= 0
-        reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
-        return (self.prefix >= 0) & (self.prefix < reach), (self.own >= 0) & (self.own < reach)
-
-    def turned(self, window: Int[Array, ""] | None) -> Float[Array, "B T half"]:
-        """The rotary angles of a layer: those of the second base, where there is one, if it has a window."""
-        if window is None or len(self.angles) == 1:
-            return self.angles[0]
-        return jnp.where(window > 0, self.angles[1], self.angles[0])
-
-
-def rotate(x: Float[Array, "B T N H"], angles: Float[Array, "B T half"]) -> Float[Array, "B T N H"]:
-    """Turn the pairs (x_i, x_{i + H/2}) by their angle, in float32."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 def attend(
+    q: Float[Array, "B T N H"],
+    prefix_k: Float[Array, "P S K H"],
+    prefix_v: Float[Array, "P S K H"],
+    k: Float[Array, "B U K H"],
+    v: Float[Array, "B U K H"],
+    places: Places,
+    window: Int[Array, ""] | None,
+    *,
+    windows: tuple[int, ...],
+    scale: float,
+) -> Float[Array, "B T N H"]:
+    """softmax([q prefix_k^T, q k^T] * scale) [prefix_v; v], over the keys that `places` lets a query see.
+
+    B / P consecutive rows share a prefix, N / K consecutive heads a key head. `window` is the layer's, one of `windows`.
+
+    | computed for | whole rows in bfloat16         | decoding (T = 1), float32, all else |
+    |--------------|--------------------------------|-------------------------------------|
+    | TPU          | Pallas's splash attention      | `plain`                             |
+    | NVIDIA GPU   | cuDNN, where H = 8, 16, .. 128 | `plain`                             |
+    | CPU          | `plain`                        | `plain`                             |
+
+    The kernels multiply in bfloat16, so float32, which means float32 here, stays with `plain`; so does one query a row,
+    which has no scores to save. The choice falls when the function is traced, by the platform of the mesh in use
+    (`jax.set_mesh`), or by JAX's default backend where there is none: a mesh of a TPU topology compiles for that TPU on
+    any machine. (`jax.lax.platform_dependent` would trace every kernel on every backend, and keep what each of them
+    saves for its gradient.)
+
+    What is checked: splash in Pallas's interpreter and cuDNN's arguments on XLA, both in float32 against `plain`, values
+    and gradients; that splash compiles for TPUs. Neither kernel has run on its hardware.
+    """
+    packed_behind_prefix = places.segments is not None and prefix_k.shape[1] > 0
+    if q.shape[1] > 1 and q.dtype == jnp.bfloat16 and not packed_behind_prefix:
+        kernel, platform = None, platform_in_use()
+        if platform == "tpu":
+            from rlvr_jax.models.splash import splash
+
+            kernel = functools.partial(splash, scale=scale)
+        elif platform == "gpu" and q.shape[-1] <= 128 and q.shape[-1] % 8 == 0:
+            kernel = functools.partial(cudnn, scale=scale)
+        if kernel is not None:
+            rows = q, prefix_k, prefix_v, k, v, places.length, places.segments
+            return over_windows(kernel, *rows, window=window, windows=windows)
+    prefix_mask, mask = places.seen(window)
+    return plain(q, prefix_k, prefix_v, prefix_mask, k, v, mask, scale)
+
+
+def platform_in_use() -> str:
+    """`tpu`, `gpu` or `cpu`: of the mesh, which may be one of devices that this machine has not, else JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()
+
+
+def plain(
     q: Float[Array, "B T N H"],
     prefix_k: Float[Array, "P S K H"],
     prefix_v: Float[Array, "P S K H"],

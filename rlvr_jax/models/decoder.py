@@ -17,10 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from rlvr_jax.models.attention import Places, attend, rope_angles, rope_frequencies, rotate
+from rlvr_jax.models.attention import attend
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
+from rlvr_jax.models.positions import Places, rope_angles, rope_frequencies, rotate
 from rlvr_jax.products import product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
@@ -65,7 +66,8 @@ _ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu,
 
 class Decoder(nnx.Module):
     """A decoder with stacked layers. Parameters are float32; `dtype` is what it computes in. Adapters, where there are any
-    (`lora`), are `nnx.LoRAParam`.
+    (`lora`), are `nnx.LoRAParam`, and the weights beneath them, which no update changes, are rounded to `dtype` for good,
+    as the forward would round them each time (norms stay float32).
 
     Raises ValueError for an unknown `remat`.
     """
@@ -87,13 +89,33 @@ class Decoder(nnx.Module):
             raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(REMAT)}.")
         self.config, self.dtype, self.remat, self.lora = config, jnp.dtype(dtype), remat, lora
         for name, leaf in outer_layout(config).items():
-            setattr(self, name, _parameter(name, leaf, leaf, config, rngs))
+            setattr(self, name, self._parameter(name, leaf, leaf, rngs))
         self.layers = nnx.Dict(
             {
-                name: _parameter(name, leaf, leaf.stacked(config.num_layers), config, rngs)
+                name: self._parameter(name, leaf, leaf.stacked(config.num_layers), rngs)
                 for name, leaf in self._layer_layout().items()
             }
         )
+
+    def _parameter(self, name: str, leaf: Leaf, stored: Leaf, rngs: nnx.Rngs) -> nnx.Param:
+        """Scales start where the norm multiplies by 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at
+        N(0, 0.02^2).
+
+        Of an adapter A starts like a matrix and B at 0, so that it adds nothing (arXiv:2106.09685, section 4.1).
+        """
+        if name.endswith("norm"):
+            return nnx.Param(
+                jnp.full(stored.shape, 1 - self.config.norm_offset, jnp.float32), axes=stored.axes
+            )
+        if name.endswith(("bias", B)):
+            value = jnp.zeros(stored.shape)
+        else:
+            std = leaf.fan_in**-0.5 if leaf.inputs else 0.02
+            value = std * jax.random.normal(rngs.params(), stored.shape)
+        if name.endswith((A, B)):
+            return nnx.LoRAParam(value, axes=stored.axes)
+        frozen = self.lora is not None
+        return nnx.Param(value.astype(self.dtype) if frozen else value, axes=stored.axes)
 
     def prefill(self, tokens: Int[Array, "P S"], length: Int[Array, " P"]) -> Prefix:
         """Keys and values of prompts padded on the right. `length` may be 0: that prefix is masked entirely."""
@@ -142,7 +164,7 @@ class Decoder(nnx.Module):
             q, k, v = self._project(w, x, places.turned(window))
             keys = _pin_cache(jax.lax.dynamic_update_slice(keys, k[None], (i, 0, index, 0, 0)))
             values = _pin_cache(jax.lax.dynamic_update_slice(values, v[None], (i, 0, index, 0, 0)))
-            out = self._attend(q, prefix_k, prefix_v, keys[i], values[i], places.seen(window))
+            out = self._attend(q, prefix_k, prefix_v, keys[i], values[i], places, window)
             return (self._finish(w, x, out), keys, values), None
 
         start = self._embed(tokens[:, None]), cache.keys, cache.values
@@ -173,13 +195,13 @@ class Decoder(nnx.Module):
             first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
             positions = positions - jax.lax.cummax(jnp.where(first, offset[None], 0), axis=1)
             own = jnp.where(segments[:, :, None] == segments[:, None], own, -1)
-        places = self._places(positions, offset, own, prefix)
+        places = self._places(positions, offset, own, prefix, segments)
 
         def body(x, layer):
             w, prefix_k, prefix_v, window = layer
             x, w = checkpoint_name(x, _ENTRY), self._cast(w)
             q, k, v = self._project(w, x, places.turned(window))
-            out = self._attend(q, prefix_k, prefix_v, k, v, places.seen(window))
+            out = self._attend(q, prefix_k, prefix_v, k, v, places, window)
             return self._finish(w, x, out), emit(k, v)
 
         if (policy := REMAT[self.remat]) is not None:  # a scan already keeps the two computations apart
@@ -200,6 +222,7 @@ class Decoder(nnx.Module):
         offset: Int[Array, " T"],
         own: Int[Array, "#B T U"],
         prefix: Prefix,
+        segments: Int[Array, "B T"] | None = None,
     ) -> Places:
         """Of own tokens number `offset`, which stand at `positions` of their texts."""
         c, place = self.config, jnp.arange(prefix.keys.shape[2])
@@ -209,7 +232,13 @@ class Decoder(nnx.Module):
         behind = prefix.length[:, None, None] + offset[None, :, None] - place[None, None]
         behind = behind if c.windows else jnp.zeros_like(behind[:, :1])  # without windows no distance matters
         real = place[None, None] < prefix.length[:, None, None]
-        return Places(angles=angles, prefix=jnp.where(real, behind, -1), own=own)
+        return Places(
+            angles=angles,
+            prefix=jnp.where(real, behind, -1),
+            own=own,
+            length=prefix.length,
+            segments=segments,
+        )
 
     def _layers(self, prefix: Prefix) -> tuple[Layer, Array, Array, Array | None]:
         """What a scan over the layers is fed with; the last is each layer's window, None where there is none."""
@@ -218,9 +247,17 @@ class Decoder(nnx.Module):
         return weights, prefix.keys, prefix.values, windows
 
     def _attend(
-        self, q: Array, prefix_k: Array, prefix_v: Array, k: Array, v: Array, seen: tuple[Array, Array]
+        self,
+        q: Array,
+        prefix_k: Array,
+        prefix_v: Array,
+        k: Array,
+        v: Array,
+        places: Places,
+        window: Array | None,
     ) -> Array:
-        return attend(q, prefix_k, prefix_v, seen[0], k, v, seen[1], self.config.score_scale)
+        c = self.config
+        return attend(q, prefix_k, prefix_v, k, v, places, window, windows=c.windows, scale=c.score_scale)
 
     def _project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of one layer, rotated."""
@@ -312,22 +349,6 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
         params,
         is_leaf=lambda p: isinstance(p, nnx.Variable),
     )
-
-
-def _parameter(name: str, leaf: Leaf, stored: Leaf, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Scales start where the norm multiplies by 1, biases at 0, matrices at N(0, 1 / fan_in), embeddings at N(0, 0.02^2).
-
-    Of an adapter A starts like a matrix and B at 0, so that it adds nothing (arXiv:2106.09685, section 4.1).
-    """
-    if name.endswith("norm"):
-        value = jnp.full(stored.shape, 1 - config.norm_offset, jnp.float32)
-    elif name.endswith(("bias", B)):
-        value = jnp.zeros(stored.shape)
-    else:
-        std = leaf.fan_in**-0.5 if leaf.inputs else 0.02
-        value = std * jax.random.normal(rngs.params(), stored.shape)
-    kind = nnx.LoRAParam if name.endswith((A, B)) else nnx.Param
-    return kind(value, axes=stored.axes)
 
 
 def _starts(rows: int, prefix: Prefix) -> Int[Array, "B 1"]:

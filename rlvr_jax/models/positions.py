@@ -1,0 +1,70 @@
+"""Where tokens stand: rotary positions, and which keys a query sees."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rlvr_jax.models.config import RopeScaling
+from rlvr_jax.types import pytree
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> Float[np.ndarray, " half"]:
+    """theta^(-2i / head_dim), in radians a position; lowered as `scaling` says.
+
+    Source: arXiv:2104.09864, section 3.2.2; scaling: see `RopeScaling`.
+    """
+    frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is not None and scaling.kind == "linear":
+        frequency = frequency / scaling.factor
+    elif scaling is not None:
+        turns = scaling.original_positions * frequency / (2 * np.pi)  # in the text of the pre-training
+        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        kept = np.clip(kept, 0, 1)
+        frequency = kept * frequency + (1 - kept) * frequency / scaling.factor
+    return frequency.astype(np.float32)
+
+
+def rope_angles(
+    positions: Int[Array, "B T"], frequency: Float[np.ndarray, " half"]
+) -> Float[Array, "B T half"]:
+    """position * frequency, in radians."""
+    return positions.astype(jnp.float32)[..., None] * jnp.asarray(frequency)[None, None]
+
+
+@pytree
+class Places:
+    """Where the tokens of a call stand: what a layer's attention needs beside its weights.
+
+    `prefix` and `own` are distances in tokens from a query back to a key; keys at negative ones are never seen (the
+    future, padding, another text of the row). `angles` are the rotary ones, for each base that the model has. Kernels make
+    their masks from what the distances come from: the `length` of each prefix and, in packed rows, the `segments`.
+    """
+
+    angles: tuple[Float[Array, "B T half"], ...]
+    prefix: Int[Array, "P #T S"]
+    own: Int[Array, "#B T U"]
+    length: Int[Array, " P"]
+    segments: Int[Array, "B T"] | None
+
+    def seen(self, window: Int[Array, ""] | None) -> tuple[Bool[Array, "P #T S"], Bool[Array, "#B T U"]]:
+        """Which keys of the prefix and of its own a query sees; with a `window` of 0 or None all that are behind it."""
+        if window is None:
+            return self.prefix >= 0, self.own >= 0
+        reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
+        return (self.prefix >= 0) & (self.prefix < reach), (self.own >= 0) & (self.own < reach)
+
+    def turned(self, window: Int[Array, ""] | None) -> Float[Array, "B T half"]:
+        """The rotary angles of a layer: those of the second base, where there is one, if it has a window."""
+        if window is None or len(self.angles) == 1:
+            return self.angles[0]
+        return jnp.where(window > 0, self.angles[1], self.angles[0])
+
+
+def rotate(x: Float[Array, "B T N H"], angles: Float[Array, "B T half"]) -> Float[Array, "B T N H"]:
+    """Turn the pairs (x_i, x_{i + H/2}) by their angle, in float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
