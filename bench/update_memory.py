@@ -29,7 +29,6 @@ from rlvr_jax.train.optimizer import make_optimizer
 from rlvr_jax.train.step import Forward, TrainState, make_credit, make_update
 from rlvr_jax.types import BatchSpec, Rollout, Stats
 
-
 NOTES = ("id", "source", "note", "qk_norm")
 """Keys of a shape that no config.json has."""
 
