@@ -5,7 +5,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -56,6 +56,23 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's policy, or any model, as a Hugging Face directory. Of a run with adapters they are merged into the
+    weights, and its folder `adapter` holds them alone, for peft."""
+
+    policy: Positional[pathlib.Path]
+    """Run directory, Hugging Face directory or .gguf file."""
+    directory: Positional[pathlib.Path]
+    """New directory."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights. float32 is what a run trains, to the bit."""
+    step: int | None = None
+    """Training step of a run whose checkpoint is there; the newest without."""
+    max_shard_size: str = "5GB"
+    """Of one file of weights."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Variants:
     """List the objectives by name, or show one: its stages with their formulas and sources."""
 
@@ -67,6 +84,7 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Eval, subcommand("eval")]
     | Annotated[Sample, subcommand("sample")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Variants, subcommand("variants")]
 )
 
@@ -82,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return_unknown_args=True,
         use_underscores=False,
     )
-    run = {Train: _train, Eval: _eval, Sample: _sample, Variants: _variants}[type(command)]
+    run = {Train: _train, Eval: _eval, Sample: _sample, Export: _export, Variants: _variants}[type(command)]
     try:
         return run(command, rest)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -133,6 +151,17 @@ def _sample(command: Sample, rest: Sequence[str]) -> int:
     config = policy_config(command.policy, rest)
     for found in sample_policy(command.policy, config, command.prompt, command.samples):
         print(json.dumps(dataclasses.asdict(found)) if command.json else found.text)
+    return 0
+
+
+def _export(command: Export, rest: Sequence[str]) -> int:
+    from rlvr_jax.models.export import size_in_bytes
+    from rlvr_jax.train.policy import export_policy, policy_config
+
+    limit = size_in_bytes(command.max_shard_size)
+    config = policy_config(command.policy, rest)
+    export_policy(command.policy, config, command.directory, command.dtype, command.step, limit)
+    print(command.directory)
     return 0
 
 

@@ -145,7 +145,7 @@ def unbuilt(monkeypatch):
         raise AssertionError("a model was built")
 
     monkeypatch.setattr(program, "_decoder", build)
-    monkeypatch.setattr(program, "load", build)
+    monkeypatch.setattr(program, "load_params", build)
 
 
 def refused(capsys, words, message):

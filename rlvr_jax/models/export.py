@@ -55,9 +55,7 @@ def export(
 
     The directory appears when it is whole, or not at all. Raises ValueError where it exists and holds something.
     """
-    directory = pathlib.Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(f"{directory} exists and is not empty: name a new directory for the model.")
+    directory = require_empty(directory)
     files = pathlib.Path(source) if source is not None and pathlib.Path(source).is_dir() else None
     ids = _special_ids(tokenizer, eos)
     with _draft(directory) as draft:
@@ -70,6 +68,14 @@ def export(
         _write_tokenizer(tokenizer, draft, files)
         if lora is not None:
             _write_adapter(draft / ADAPTER, params, config, lora, source)
+
+
+def require_empty(directory: str | pathlib.Path) -> pathlib.Path:
+    """That directory. Raises ValueError where it exists and holds something."""
+    directory = pathlib.Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} exists and is not empty: name a new directory for the model.")
+    return directory
 
 
 def size_in_bytes(text: str) -> int:

@@ -38,12 +38,14 @@ def load(
     _check(config, weights)
     abstract = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype, remat=remat))
     graphdef, params = nnx.split(abstract)
+    return nnx.merge(graphdef, _filled(params, config, weights, mesh)), config
 
-    def fill(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        return param.replace(_parameter(config, weights, path[-1].key, mesh))
 
-    params = jax.tree.map_with_path(fill, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    return nnx.merge(graphdef, params), config
+def load_params(path: str | pathlib.Path, like: Any, mesh: Mesh) -> Any:
+    """The parameters of `load` in the structure and the dtypes of `like`. Raises what `load` would."""
+    config, weights = _open(pathlib.Path(path))
+    _check(config, weights)
+    return _filled(like, config, weights, mesh)
 
 
 def read_config(path: str | pathlib.Path) -> ModelConfig:
@@ -97,6 +99,15 @@ def _check(config: ModelConfig, weights: Weights) -> None:
         raise ValueError(f"the tensors in {weights.path} do not match its configuration: {'; '.join(wrong)}.")
 
 
+def _filled(params: Any, config: ModelConfig, weights: Weights, mesh: Mesh | None) -> Any:
+    """Each parameter of a decoder's state from the files."""
+
+    def fill(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
+        return param.replace(_parameter(config, weights, path[-1].key, param.dtype, mesh))
+
+    return jax.tree.map_with_path(fill, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
 def _same(weights: Weights, one: str, other: str, shape: tuple[int, ...], rows: int = 4096) -> bool:
     """Whether two tensors are equal, some rows at a time."""
     cuts = (slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows))
@@ -106,15 +117,15 @@ def _same(weights: Weights, one: str, other: str, shape: tuple[int, ...], rows: 
     )
 
 
-def _parameter(config: ModelConfig, weights: Weights, name: str, mesh: Mesh | None) -> jax.Array:
+def _parameter(config: ModelConfig, weights: Weights, name: str, dtype: Any, mesh: Mesh | None) -> jax.Array:
     """One parameter on its devices; where layers are stacked, one layer after another is written into the stack."""
     outer = outer_layout(config)
     if name in outer:
-        return _placed(weights, outer_name(name), outer[name], mesh).astype(jnp.float32)
+        return _placed(weights, outer_name(name), outer[name], mesh).astype(dtype)
     leaf = layer_layout(config)[name]
     stacked = leaf.stacked(config.num_layers)
     place = named(mesh, stacked.axes, stacked.shape) if mesh else None
-    stack = jnp.zeros(stacked.shape, jnp.float32, device=place)
+    stack = jnp.zeros(stacked.shape, dtype, device=place)
     for layer in range(config.num_layers):
         values = _placed(weights, layer_name(config, name, layer), leaf, mesh)
         # without waiting, the tensors of all layers would queue up

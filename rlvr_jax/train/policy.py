@@ -1,4 +1,4 @@
-"""A trained or a given policy, opened to be evaluated or sampled from."""
+"""A trained or a given policy, opened to be evaluated, sampled from, or taken away."""
 
 import dataclasses
 import pathlib
@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlvr_jax.config import Batch, Config
+from rlvr_jax.config import Batch, Config, MeshShape, Warmup
 from rlvr_jax.configfile import override, parse
+from rlvr_jax.models.export import export, require_empty
 from rlvr_jax.models.lora import joined
 from rlvr_jax.registry import names
 from rlvr_jax.rollout.collect import decode
@@ -110,6 +111,40 @@ def sample_policy(
         for i in range(len(prompts) * group)
         if i % group < samples
     ]
+
+
+def export_policy(
+    path: pathlib.Path,
+    config: Config,
+    directory: pathlib.Path,
+    dtype: str,
+    step: int | None,
+    max_shard_bytes: int,
+) -> None:
+    """`models.export.export` of a run after `step` (None: of its newest checkpoint), or of a model.
+
+    The parameters are spread over the devices that are here, whatever the run's mesh was, and in float32, the base of an
+    adapter too.
+    """
+    require_empty(directory)
+    if step is not None and saved_config(path) is None:
+        raise ValueError(f"{path} is no run, so it has no step {step}: leave --step out.")
+    sizes = Batch(prompts=len(jax.devices()), group_size=config.batch.group_size)
+    model = dataclasses.replace(config.model, dtype="float32")
+    mesh = MeshShape(data=1, fsdp=-1)
+    here = dataclasses.replace(config, model=model, mesh=mesh, batch=sizes, warmup=Warmup())
+    program, params = open_policy(path, here, step)
+    export(
+        params,
+        program.model_config,
+        program.tokenizer,
+        directory,
+        dtype=dtype,
+        eos=program.stop,
+        source=model.path,
+        lora=model.lora,
+        max_shard_bytes=max_shard_bytes,
+    )
 
 
 def _prompt_batch(program: Program, prompts: Sequence[str]) -> PromptBatch:

@@ -15,14 +15,14 @@ from jax.sharding import Mesh
 from rlvr_jax.config import Config
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
-from rlvr_jax.models.load import load, read_config
+from rlvr_jax.models.load import load_params, read_config
 from rlvr_jax.models.lora import split_trained
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
 from rlvr_jax.rollout.sampler import Samples, make_sampler
 from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
-from rlvr_jax.train.step import Forward, TrainState, make_credit, make_score, make_update
+from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
 from rlvr_jax.types import BatchSpec, Pass
 
 
@@ -77,7 +77,7 @@ class Program:
         """Parameters from the config's path or at random, a new optimiser and objective state. Step 0."""
         model = self.config.model
         if model.path is not None and model.lora is None:
-            return self.state_of(self._loaded(model.path))
+            return self.state_of(load_params(model.path, self.abstract.params, self.mesh))
         return self.state_of(self._random(0), self.frozen())
 
     def frozen(self) -> Any:
@@ -85,11 +85,9 @@ class Program:
         model = self.config.model
         if model.lora is None:
             return ()
-        return self._loaded(model.path) if model.path is not None else self._random(1)
-
-    def _loaded(self, path: str) -> Any:
-        model = self.config.model
-        return nnx.state(load(path, jnp.dtype(model.dtype), model.remat, self.mesh)[0])
+        if model.path is not None:
+            return load_params(model.path, self.abstract.frozen, self.mesh)
+        return self._random(1)
 
     def _random(self, part: int) -> Any:
         """Random parameters, of which 0 are trained and 1 are frozen. The others are not computed."""
@@ -201,10 +199,8 @@ def _functions(config, spec, forward, tx, stop, abstract, mesh, traces) -> dict[
             counted("credit", make_credit(objective, spec)),
             out_shardings=(rows, state_sharding.objective, replicated(mesh)),
         ),
-        "update": jax.jit(
-            counted("update", update),
-            donate_argnums=0,
-            out_shardings=(state_sharding, replicated(mesh)),
+        "update": jit_update(
+            counted("update", update), out_shardings=(state_sharding.changing, replicated(mesh))
         ),
     }
 

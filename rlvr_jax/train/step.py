@@ -1,6 +1,7 @@
 """The jitted functions of a step: score and credit once per batch, update once per optimiser step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -155,6 +156,27 @@ def make_update(
         return dataclasses.replace(state, params=params, opt=opt), metrics
 
     return update
+
+
+def jit_update(update: Callable, **settings: Any) -> Callable:
+    """`update`, compiled to work in the buffers of the state that it is given, which is gone then.
+
+    But for the frozen weights, which are no result of it: they are in the state that comes back as they were. Were they
+    donated, a compiler that may give any result the buffer of any argument of its shape would move them around.
+    """
+
+    @functools.wraps(update)
+    def on_frozen(state: TrainState, frozen: Any, *batch: Any) -> tuple[TrainState, Metrics]:
+        state, metrics = update(dataclasses.replace(state, frozen=frozen), *batch)
+        return state.changing, metrics
+
+    compiled = jax.jit(on_frozen, donate_argnums=0, **settings)
+
+    def run(state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
+        after, metrics = compiled(state.changing, state.frozen, *batch)
+        return dataclasses.replace(after, frozen=state.frozen), metrics
+
+    return run
 
 
 def _drift(stats: Stats, credit: Credit) -> Metrics:

@@ -16,7 +16,7 @@ from rlvr_jax.objective import preset
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.train.optimizer import make_optimizer
 from rlvr_jax.train.program import Program
-from rlvr_jax.train.step import Forward, TrainState, make_credit, make_update
+from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_update
 from rlvr_jax.types import BatchSpec, Rollout, Stats
 
 
@@ -74,7 +74,7 @@ def warm_up(
     spec = BatchSpec(groups=warm.batch, group_size=1, length=config.sampling.max_new_tokens, num_prompts=1)
     tx = make_optimizer(dataclasses.replace(Optimizer(), beta2=0.95), warm.learning_rate)
     forward = Forward(program.forward.graphdef, 1.0, config.model.vocab_chunk)
-    update = jax.jit(make_update(objective, forward, tx, spec, 1, 1), donate_argnums=0)
+    update = jit_update(make_update(objective, forward, tx, spec, 1, 1))
     credit = jax.jit(make_credit(objective, spec))
     nothing = objective.init(spec)
     stream = program.stream(warm.batch)
