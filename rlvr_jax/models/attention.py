@@ -1,6 +1,7 @@
 """The one attention of the house: keys shared by a group beside each row's own, on the best kernel of each backend."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +28,14 @@ def attend(
 
     B / P consecutive rows share a prefix, N / K consecutive heads a key head. `window` is the layer's, one of `windows`.
 
-    | computed for | whole rows in bfloat16         | decoding (T = 1), float32, all else |
-    |--------------|--------------------------------|-------------------------------------|
-    | TPU          | Pallas's splash attention      | `plain`                             |
-    | NVIDIA GPU   | cuDNN, where H = 8, 16, .. 128 | `plain`                             |
-    | CPU          | `plain`                        | `plain`                             |
+    | computed for | whole rows in bfloat16         | whole rows otherwise | decoding (T = 1) |
+    |--------------|--------------------------------|----------------------|------------------|
+    | TPU          | Pallas's splash attention      | `dense`              | `plain`          |
+    | NVIDIA GPU   | cuDNN, where H = 8, 16, .. 128 | `dense`              | `plain`          |
+    | CPU          | `dense`                        | `dense`              | `plain`          |
 
-    The kernels multiply in bfloat16, so float32, which means float32 here, stays with `plain`; so does one query a row,
-    which has no scores to save. The choice falls when the function is traced, by the platform of the mesh in use
+    The kernels multiply in bfloat16, so float32, which means float32 here, is not for them; nor is one query a row, which
+    has no scores to save. The choice falls when the function is traced, by the platform of the mesh in use
     (`jax.set_mesh`), or by JAX's default backend where there is none: a mesh of a TPU topology compiles for that TPU on
     any machine. (`jax.lax.platform_dependent` would trace every kernel on every backend, and keep what each of them
     saves for its gradient.)
@@ -55,7 +56,70 @@ def attend(
             rows = q, prefix_k, prefix_v, k, v, places.length, places.segments
             return over_windows(kernel, *rows, window=window, windows=windows)
     prefix_mask, mask = places.seen(window)
-    return plain(q, prefix_k, prefix_v, prefix_mask, k, v, mask, scale)
+    products = dense if q.shape[1] > 1 else plain
+    return products(q, prefix_k, prefix_v, prefix_mask, k, v, mask, scale)
+
+
+def dense(
+    q: Float[Array, "B T N H"],
+    prefix_k: Float[Array, "P S K H"],
+    prefix_v: Float[Array, "P S K H"],
+    prefix_mask: Bool[Array, "P #T S"],
+    k: Float[Array, "B U K H"],
+    v: Float[Array, "B U K H"],
+    mask: Bool[Array, "#B T U"],
+    scale: float,
+) -> Float[Array, "B T N H"]:
+    """`plain` for whole rows: the keys of a row are joined, which copies them and not its many more scores.
+
+    The products of the gradient have operands of q's type, as in `products`, and what is kept for it of the scores are
+    the weights of the softmax in that type alone.
+    """
+    (rows, length, heads, width), (prompts, shared, kv_heads, _) = q.shape, prefix_k.shape
+    group = rows // prompts
+    on_prefix = jnp.broadcast_to(prefix_mask, (prompts, length, shared)).repeat(group, axis=0)
+    seen = jnp.concatenate([on_prefix, jnp.broadcast_to(mask, (rows, length, k.shape[1]))], axis=2)
+    joined_k = jnp.concatenate([prefix_k.repeat(group, axis=0), k], axis=1).transpose(0, 2, 1, 3)
+    joined_v = jnp.concatenate([prefix_v.repeat(group, axis=0), v], axis=1).transpose(0, 2, 1, 3)
+    by_head = q.reshape(rows, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
+    out = _softmax_mean(by_head, joined_k, joined_v, seen[:, None, None], scale)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _softmax_mean(q: Array, k: Array, v: Array, seen: Array, scale: float) -> Array:
+    return _softmax_mean_forward(q, k, v, seen, scale)[0]
+
+
+def _softmax_mean_forward(q: Array, k: Array, v: Array, seen: Array, scale: float) -> tuple[Array, Any]:
+    """Of q [B K R T H] and k, v [B K U H]."""
+    scores = jnp.where(seen, _matmul(q, k.mT) * scale, -jnp.inf)
+    weight = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    out = _matmul(weight, v).astype(q.dtype)
+    return out, (q, k, v, weight, out)
+
+
+def _softmax_mean_backward(scale: float, kept: Any, g: Array) -> tuple[Array, Array, Array, None]:
+    """With s the scores and w their softmax: dv = w^T g and ds = w (g v^T - sum(g out))."""
+    q, k, v, weight, out = kept
+    inner = (g.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
+    d_scores = (weight.astype(jnp.float32) * (_matmul(g, v.mT) - inner) * scale).astype(q.dtype)
+    flat = (*k.shape[:2], -1)
+    d_k = _product(d_scores.reshape(*flat, k.shape[2]).mT, q.reshape(*flat, q.shape[-1]))
+    d_v = _product(weight.reshape(*flat, k.shape[2]).mT, g.reshape(*flat, g.shape[-1]))
+    return _matmul(d_scores, k).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+
+
+_softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
+
+
+def _matmul(x: Array, y: Array) -> Array:
+    """x [B K R T M] times y [B K M N] in float32, as one product a key head."""
+    return _product(x.reshape(*x.shape[:2], -1, x.shape[-1]), y).reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _product(x: Array, y: Array) -> Array:
+    return jnp.matmul(x, y, precision=precision_of(x.dtype), preferred_element_type=jnp.float32)
 
 
 def platform_in_use() -> str:
@@ -74,7 +138,9 @@ def plain(
     mask: Bool[Array, "#B T U"],
     scale: float,
 ) -> Float[Array, "B T N H"]:
-    """softmax([q prefix_k^T, q k^T] * scale) [prefix_v; v], one softmax in float32 over both sets of keys.
+    """The reference of all others, and of them the one that copies no prefix, which is what counts for one query a row.
+
+        softmax([q prefix_k^T, q k^T] * scale) [prefix_v; v], one softmax in float32 over both sets of keys
 
     B / P consecutive rows share a prefix, which is never repeated; N / K consecutive heads share a key head. Every
     query needs one unmasked own key, while its prefix may be masked entirely.
