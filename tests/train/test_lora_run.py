@@ -132,6 +132,7 @@ def test_an_update_hands_the_frozen_weights_on_in_place(program):
     assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_equals_one_that_was_not(trained, program, tmp_path):
     run_dir = tmp_path / "run"
     assert fit(config(run_dir, steps=2)).complete
