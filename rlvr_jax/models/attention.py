@@ -86,11 +86,6 @@ def dense(
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _softmax_mean(q: Array, k: Array, v: Array, seen: Array, scale: float) -> Array:
-    return _softmax_mean_forward(q, k, v, seen, scale)[0]
-
-
 def _softmax_mean_forward(q: Array, k: Array, v: Array, seen: Array, scale: float) -> tuple[Array, Any]:
     """Of q [B K R T H] and k, v [B K U H]."""
     scores = jnp.where(seen, _matmul(q, k.mT) * scale, -jnp.inf)
@@ -110,6 +105,7 @@ def _softmax_mean_backward(scale: float, kept: Any, g: Array) -> tuple[Array, Ar
     return _matmul(d_scores, k).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
 
 
+_softmax_mean = jax.custom_vjp(lambda *args: _softmax_mean_forward(*args)[0], nondiff_argnums=(4,))
 _softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
 
 
