@@ -253,7 +253,7 @@ def test_every_sampled_token_learns_the_stop_token_too_and_nothing_else_does(mon
     logp = tiny.log_softmax(dense_logits(tiny.decoder()[1], rollout))
     onehot = np.eye(V)[rollout.tokens]
     ratio = np.exp((logp * onehot).sum(-1) - values[OLD])
-    advantage = np.broadcast_to(advantages(rollout.reward, "grpo")[:, None], (B, T))
+    advantage = np.broadcast_to(advantages(rollout.reward, "grpo", np.zeros(B))[:, None], (B, T))
     free = ~np.where(advantage > 0, ratio > 1.2, ratio < 0.8)
     weight = coefficients(np.float64(rollout.mask), "grpo")
     scale = np.where(rollout.mask > 0, weight * advantage * ratio * free, 0) / TEMPERATURE

@@ -65,4 +65,4 @@ def test_no_array_of_rows_by_tokens_by_vocabulary_exists(function):
     size, shape = largest(function, chunk=64)
     assert size < 3 * 5 * 509, shape
     size, shape = largest(function, chunk=509)  # the search finds it where it does exist
-    assert size >= 3 * 5 * 509 and sorted(n for n in shape if n > 1) == [3, 5, 509]
+    assert size == 3 * 5 * 509 and 509 in shape
