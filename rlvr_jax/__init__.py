@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlvr_jax.objective.base import Clip as Clip
     from rlvr_jax.objective.base import Context as Context
     from rlvr_jax.objective.base import Gate as Gate
+    from rlvr_jax.objective.base import GroupFilter as GroupFilter
     from rlvr_jax.objective.base import Passes as Passes
     from rlvr_jax.objective.base import Ratio as Ratio
     from rlvr_jax.objective.base import Regulariser as Regulariser
@@ -44,7 +45,8 @@ _HOME = {
     "config": ("Config",),
     "configfile": ("load_config",),
     "objective.base": (
-        *("Aggregate", "Clip", "Context", "Gate", "Passes", "Ratio", "Regulariser", "Stage", "Stateless"),
+        *("Aggregate", "Clip", "Context", "Gate", "GroupFilter", "Passes", "Ratio", "Regulariser"),
+        *("Stage", "Stateless"),
         *("chain", "paper", "proposal", "reported"),
     ),
     "objective.objective": ("Objective",),

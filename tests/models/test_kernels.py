@@ -17,8 +17,9 @@ from rlvr_jax.models.kernels import cudnn, over_shards, over_windows
 from rlvr_jax.models.splash import RowsBehindPrefix, splash
 from rlvr_jax.sharding import make_mesh
 
-CLOSE = dict(rtol=0, atol=2e-5)
-"""Float32 sums of up to some 200 terms of order 1 in another order; gradients of keys are over every query of a group."""
+CLOSE = dict(rtol=0, atol=6e-5)
+"""Float32 sums of up to 300 terms, partial sums of order 16 (an ulp there is 1e-6), in another order: 300 roundings in
+random directions come to 2e-5, and this is three times as much. A key too many or too few shows at 1e-2."""
 
 CASES = {
     "no prefix": (dict(prompts=2, group=1, prefix=0, length=20, width=64), [0, 0], 0),
