@@ -49,5 +49,6 @@ def test_parameters_saved_with_fsdp_8_give_the_same_logits_elsewhere(tmp_path, s
     for got, wanted, original in zip(*map(jax.tree.leaves, (restored, like, params)), strict=True):
         assert got.sharding == wanted.sharding
         np.testing.assert_array_equal(got, original)
-    # Float32 sums over at most 32 terms, split over two or four devices: some ulp (1e-7) of logits of order 1.
-    np.testing.assert_allclose(logits(restored), logits(params), rtol=0, atol=1e-5)
+    # Hidden states agree to 1e-5 across meshes (test_decoder.py); a logit adds 32 of them with weights of order 0.3, which
+    # makes sqrt(32) * 0.3 * 1e-5 = 1.7e-5 of it.
+    np.testing.assert_allclose(logits(restored), logits(params), rtol=0, atol=2e-5)
