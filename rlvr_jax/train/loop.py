@@ -156,9 +156,8 @@ class Run:
             credit, objective, metrics = program.credit(rollout, stats, state.objective)
             metrics = jax.device_get(metrics)
         state = dataclasses.replace(state, objective=objective, step=state.step + 1)
-        trained = range(
-            min(batch.minibatches, filled.kept)
-        )  # mini-batch j holds every minibatches-th group from j on
+        # Mini-batch j holds group j and every minibatches-th group after it.
+        trained = range(min(batch.minibatches, filled.kept))
         updates = [
             (k, j)
             for k in range(self.config.objective.passes.count)
