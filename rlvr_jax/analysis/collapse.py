@@ -8,9 +8,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlvr_jax.numerics import group_std
+from rlvr_jax.objective.advantages import COLLAPSED, collapsed
 
-TAU = 1e-6
-"""Standard deviation of a group's rewards below which it has collapsed (arXiv:2605.21125)."""
 EARLY_STEPS = 100
 """Steps whose collapse rate goes with the final accuracy (arXiv:2605.21125)."""
 HIGH = 0.3
@@ -18,7 +17,7 @@ HIGH = 0.3
 
 
 def advantage_collapse_rate(
-    rewards: Float[Array, " B"] | Float[np.ndarray, " B"], group_size: int, *, tau: float = TAU
+    rewards: Float[Array, " B"] | Float[np.ndarray, " B"], group_size: int, *, tau: float = COLLAPSED
 ) -> Float[Array, ""]:
     """ACR = (1/P) sum_j 1[sigma(R_j) < tau], with the population standard deviation of each group's rewards.
 
@@ -53,16 +52,15 @@ class Collapsed:
     ) -> "Collapsed":
         """Of raw rewards, as the verifier gave them. Rejected rows are left out, and groups with fewer than two others:
         one answer has no spread, whatever the policy is."""
-        spread = group_std(jnp.asarray(rewards), group_size, ddof=0, valid=jnp.asarray(valid))
+        found = collapsed(jnp.asarray(rewards), group_size, valid=jnp.asarray(valid))
+        flat, judged = (np.asarray(x)[:, 0] for x in found)
         answers = valid.reshape(-1, group_size)
         right = (answers & (correct.reshape(-1, group_size) > 0)).sum(1)
-        compared = answers.sum(1) > 1
-        collapsed = (np.asarray(spread)[:, 0] < TAU) & compared
         return cls(
-            groups=int(compared.sum()),
-            all=int(collapsed.sum()),
-            all_wrong=int((collapsed & (right == 0)).sum()),
-            all_right=int((collapsed & (right == answers.sum(1))).sum()),
+            groups=int(judged.sum()),
+            all=int(flat.sum()),
+            all_wrong=int((flat & (right == 0)).sum()),
+            all_right=int((flat & (right == answers.sum(1))).sum()),
         )
 
     def __add__(self, other: "Collapsed") -> "Collapsed":
