@@ -190,9 +190,7 @@ class Workers:
             if not job.future.set_running_or_notify_cancel():
                 continue
             outcome, child = self._make(job, child)
-            if isinstance(
-                outcome, _NotBegun
-            ):  # a process that died with nothing to do is no fault of this call
+            if isinstance(outcome, _NotBegun):  # a process that died idle is no fault of this call
                 outcome, child = self._make(job, child)
             if isinstance(outcome, Failed):
                 outcome = Failed(CLOSED if self._closed else outcome.message)

@@ -204,7 +204,7 @@ def test_the_calculator_calculates(expression, value):
 
 
 REFUSED = """2 + | (1 | 1 2 | 1,2 | x | 1 = 1 | 1; 2 | 'a' * 3 | [1] | __import__('os') | (1).real | 1 if 1 else 2 | True | sqrt
-    | 1/0 | sqrt(-1) | (-8)**0.5 | 1e400 | 10.0**400 | 9**9**9 | 2**1001 | (9**99)**1000 | 10**100 | 0x10 | pi.e"""
+    | 1/0 | sqrt(-1) | (-8)**0.5 | 1e400 | 10.0**400 | 9**9**9 | 2**1001 | (9**99)**1000 | ((9**999)**999)**999 | 10**100 | 0x10 | pi.e"""
 
 
 @pytest.mark.parametrize(
