@@ -262,7 +262,7 @@ CONFIG = ModelConfig(
 )
 """vLLM's attention has no smaller heads. Tied, and 300 is no multiple of 64, so its embedding has padding."""
 
-GROUP, WIDTH = 2, 12
+GROUP, WIDTH, PROMPT = 2, 12, 40
 TOLERANCE = 1e-4
 """Between two implementations of a whole model in float32."""
 
@@ -281,16 +281,16 @@ def python():
 
 
 def started(python, sampling):
-    """Eager: to compile takes minutes."""
+    """Eager: to compile takes minutes. Small blocks: a prefix cache holds whole ones, of 128 tokens on a CPU."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     return VllmSampler(
         CONFIG,
         sampling,
         STOP,
         python=python,
-        max_prompt_tokens=8,
+        max_prompt_tokens=PROMPT,
         dtype="float32",
-        options={"enforce_eager": True},
+        options={"enforce_eager": True, "block_size": 32},
     )
 
 
@@ -305,7 +305,7 @@ def params(seed=0):
     return tiny.decoder(CONFIG, seed=seed)[1]
 
 
-BATCH = tiny.prompts(vocab=CONFIG.vocab_size)
+BATCH = tiny.prompts(width=PROMPT, vocab=CONFIG.vocab_size)
 REQUEST = tiny.request(BATCH, GROUP)
 
 
