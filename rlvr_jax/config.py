@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from rlvr_jax.models.lora import Lora
 from rlvr_jax.objective import Objective
-from rlvr_jax.rollout.sampler import Sampling
+from rlvr_jax.rollout.engine import Decoding
+from rlvr_jax.rollout.sampling import Sampling
 from rlvr_jax.tasks.base import Task
 from rlvr_jax.tasks.maze import Maze
 from rlvr_jax.types import BatchSpec
@@ -241,6 +242,7 @@ class Config:
     model: Model = dataclasses.field(default_factory=lambda: Model(scratch=Scratch()))
     objective: Objective = dataclasses.field(default_factory=Objective)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    decoding: Decoding = dataclasses.field(default_factory=Decoding)
     batch: Batch = dataclasses.field(default_factory=Batch)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
@@ -283,7 +285,19 @@ class Config:
         )
 
 
-FREE = frozenset({"run_dir", "steps", "checkpoint", "evaluation", "logging", "mesh", "batch.micro_batches"})
+FREE = frozenset(
+    {
+        "run_dir",
+        "steps",
+        "checkpoint",
+        "evaluation",
+        "logging",
+        "mesh",
+        "batch.micro_batches",
+        "decoding.slots",
+        "decoding.segment",
+    }
+)
 """Keys (and everything below them) that may differ when a run is resumed: they change no sample and no gradient."""
 
 EVERY_KEY = frozenset(f.name for f in dataclasses.fields(Config))

@@ -126,7 +126,11 @@ class _Chunks:
 
 
 def dense_stats(
-    logits: Float[Array, "B V"], targets: Int[Array, " B"], want: Set[Stat], *, temperature: float = 1.0
+    logits: Float[Array, "B V"],
+    targets: Int[Array, " B"],
+    want: Set[Stat],
+    *,
+    temperature: float | Float[Array, "B 1"] = 1.0,
 ) -> dict[Stat, Float[Array, " B"]]:
     """The same statistics of logits that are at hand anyway, as they are for one position in the sampler.
 
@@ -134,7 +138,14 @@ def dense_stats(
     """
     moments = frozenset[str]().union(*(_MOMENTS[s] for s in want))
     acc = _accumulate(_empty(targets.shape, moments), logits / temperature, None, (targets, None), moments)
-    return _finish(acc, want, logits.shape[-1], temperature)
+    by_row = jnp.broadcast_to(temperature, (logits.shape[0], 1))[:, 0]
+    return _finish(acc, want, logits.shape[-1], by_row)
+
+
+def row_maximum(z: Float[Array, "B V"]) -> Float[Array, "B 1"]:
+    """What `dense_stats` subtracts before it exponentiates; whoever writes exp(z - row_maximum(z)) beside it shares the result."""
+    lowest = jnp.full(z.shape[:1], jnp.finfo(jnp.float32).min)
+    return jnp.maximum(lowest, z.max(-1))[:, None]
 
 
 def _empty(shape: tuple[int, ...], moments: Set[str]) -> Moments:
@@ -169,7 +180,9 @@ def _accumulate(acc: Moments, z: jax.Array, real, target, moments: Set[str]) -> 
     return new
 
 
-def _finish(acc: Moments, want: Set[Stat], vocab: int, temperature: float) -> dict[Stat, jax.Array]:
+def _finish(
+    acc: Moments, want: Set[Stat], vocab: int, temperature: float | jax.Array
+) -> dict[Stat, jax.Array]:
     log_z = jnp.log(acc["exp"]) if "exp" in acc else jnp.zeros_like(acc["max"])  # relative to the maximum
     value = {
         Stat.LOGIT: lambda: acc["picked"] * temperature,

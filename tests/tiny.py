@@ -3,6 +3,7 @@
 Compiled functions are shared by all tests of a process.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -13,8 +14,10 @@ from flax import nnx
 
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
-from rlvr_jax.rollout.sampler import Samples, Sampling, make_sampler
-from rlvr_jax.sharding import row_sharding
+from rlvr_jax.rollout.engine import Decoding, Engine, structure
+from rlvr_jax.rollout.prompts import PromptBatch
+from rlvr_jax.rollout.protocol import Request, Samples
+from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.train.step import Forward
 from rlvr_jax.types import Rollout, Stat
 
@@ -70,30 +73,60 @@ def prompts(count=P, width=S, seed=0, vocab=CONFIG.vocab_size):
 
 
 @functools.cache
-def sampler(sampling, stop=NEVER, group=G, config=CONFIG, dtype="float32", mesh=None):
-    """The jitted sampler of a decoder; on a mesh, where given, with rows spread over it."""
-    function = make_sampler(decoder(config, dtype)[0], sampling, stop, group)
-    placed = {} if mesh is None else {"out_shardings": row_sharding(mesh)}
-    return jax.jit(function, compiler_options=QUICK, **placed)
+def engine(
+    sampling,
+    stop=NEVER,
+    config=CONFIG,
+    dtype="float32",
+    mesh=None,
+    decoding=Decoding(),  # noqa: B008  (frozen)
+):
+    """The sampler of a decoder; on a mesh, where given, with rows spread over it."""
+    model = structure(*decoder(config, dtype))
+    return Engine(model, sampling, stop, decoding=decoding, mesh=mesh, options=QUICK)
 
 
 FULL = Sampling(max_new_tokens=T)
 
 
-def sample(sampling=FULL, batch=None, params=None, seed=0, step=0, **which) -> Samples:
+def request(batch=None, group=G, seed=0, step=0, **overrides) -> Request:
+    tokens, length, ids, first = map(np.asarray, prompts() if batch is None else batch)
+    return Request(
+        batch=PromptBatch(
+            tokens=tokens,
+            length=length,
+            prompt_id=ids,
+            occurrence=np.zeros(len(ids), np.int32),
+            valid=np.ones(len(ids), bool),
+            records=({},) * len(ids),
+        ),
+        first_sample=first,
+        group_size=group,
+        seed=seed,
+        step=step,
+        overrides=overrides,
+    )
+
+
+def sample(
+    sampling=FULL, batch=None, params=None, seed=0, step=0, group=G, overrides=None, **which
+) -> Samples:
     """Samples as NumPy arrays."""
     params = decoder(which.get("config", CONFIG))[1] if params is None else params
-    batch = prompts() if batch is None else batch
-    mesh = which.get("mesh")
+    rows = {
+        f.name: getattr(sampling, f.name) for f in dataclasses.fields(RowSampling)
+    }  # one engine for many of them
+    count = group * len((prompts() if batch is None else batch)[1])
+    rows = {name: np.full(count, value) for name, value in rows.items()} | (overrides or {})
+    mesh, asked = which.get("mesh"), request(batch, group, seed, step, **rows)
+    whole = dataclasses.replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, min_new_tokens=0)
+    sampler = engine(whole, **which)
     if mesh is None:
-        found = sampler(sampling, **which)(params, *batch, jnp.asarray(seed), jnp.asarray(step))
-    else:
-        with jax.set_mesh(mesh):
-            rows = jax.device_put(batch, row_sharding(mesh))
-            found = sampler(sampling, **which)(
-                on_mesh(params, mesh), *rows, jnp.asarray(seed), jnp.asarray(step)
-            )
-    return jax.device_get(found)
+        sampler.push(params, version=0)
+        return sampler.sample(asked)
+    with jax.set_mesh(mesh):
+        sampler.push(on_mesh(params, mesh), version=0)
+        return sampler.sample(asked)
 
 
 def rollout(samples, batch=None, group=G, reward=None, mask=None) -> Rollout:

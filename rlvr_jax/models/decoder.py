@@ -22,7 +22,7 @@ from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
 from rlvr_jax.models.positions import Places, rope_angles, rope_frequencies, rotate
-from rlvr_jax.products import product
+from rlvr_jax.products import Turned, product, turned_product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
 
@@ -42,14 +42,6 @@ REMAT: Mapping[str, Callable | None] = {
 weights; the residual stream at its entry; the same in the memory of the host. Each needs less memory than the one before."""
 
 Layer = dict[str, Any]
-
-
-@pytree
-class Cache:
-    """Keys and values of each row's own tokens."""
-
-    keys: Float[Array, "L B T K H"]
-    values: Float[Array, "L B T K H"]
 
 
 @pytree
@@ -93,7 +85,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.Dict(
             {
                 name: self._parameter(name, leaf, leaf.stacked(config.num_layers), rngs)
-                for name, leaf in self._layer_layout().items()
+                for name, leaf in self.layout().items()
             }
         )
 
@@ -138,45 +130,11 @@ class Decoder(nnx.Module):
         nothing = self._empty_prefix(tokens.shape[0])
         return self._run(tokens, nothing, segments, emit=lambda k, v: None)[0]
 
-    def init_cache(self, batch: int, length: int) -> Cache:
-        """Room for `length` own tokens of `batch` rows."""
-        c = self.config
-        zeros = jnp.zeros((c.num_layers, batch, length, c.num_kv_heads, c.head_dim), self.dtype)
-        return Cache(keys=_pin_cache(zeros), values=_pin_cache(zeros))
-
-    def step(
-        self, tokens: Int[Array, " B"], prefix: Prefix, cache: Cache, index: Int[Array, ""] | int
-    ) -> tuple[Float[Array, "B D"], Cache]:
-        """`hidden` of one more token, `index` being the number of own tokens already in the cache.
-
-        The cache rides in the carry of the scan over layers and is updated in place.
-        """
-        own = index - jnp.arange(cache.keys.shape[2])
-        offset = jnp.asarray(index)[None]
-        places = self._places(
-            _starts(tokens.shape[0], prefix) + offset[None], offset, own[None, None], prefix
-        )
-
-        def body(carry, layer):
-            x, keys, values = carry
-            w, prefix_k, prefix_v, window, i = layer
-            w = self._cast(w)
-            q, k, v = self._project(w, x, places.turned(window))
-            keys = _pin_cache(jax.lax.dynamic_update_slice(keys, k[None], (i, 0, index, 0, 0)))
-            values = _pin_cache(jax.lax.dynamic_update_slice(values, v[None], (i, 0, index, 0, 0)))
-            out = self._attend(q, prefix_k, prefix_v, keys[i], values[i], places, window)
-            return (self._finish(w, x, out), keys, values), None
-
-        start = self._embed(tokens[:, None]), cache.keys, cache.values
-        layers = (*self._layers(prefix), jnp.arange(self.config.num_layers))
-        (x, keys, values), _ = jax.lax.scan(body, start, layers)
-        return self._norm(x, self.final_norm[...])[:, 0], Cache(keys=keys, values=values)
-
     def head(self) -> Float[Array, "V D"]:
         """The output matrix: logits are `hidden @ head.T`. The embedding itself where the two are tied."""
-        return self._table(self.embedding if self.config.tied_embeddings else self.unembedding)
+        return self.table(self.embedding if self.config.tied_embeddings else self.unembedding)
 
-    def _table(self, param: nnx.Param) -> Array:
+    def table(self, param: nnx.Param) -> Array:
         """In the compute dtype, split over the vocabulary only: rows of a batch use the other axis of its storage."""
         return constrain(param[...].astype(self.dtype), "vocab", None)
 
@@ -188,6 +146,7 @@ class Decoder(nnx.Module):
         emit: Callable[[Array, Array], Any],
     ) -> tuple[Array, Any]:
         """All layers over whole rows; `emit` picks what to keep of each layer's keys and values."""
+        c = self.config
         offset = jnp.arange(tokens.shape[1])
         positions = _starts(tokens.shape[0], prefix) + offset[None]
         own = (offset[:, None] - offset[None])[None]
@@ -199,19 +158,20 @@ class Decoder(nnx.Module):
 
         def body(x, layer):
             w, prefix_k, prefix_v, window = layer
-            x, w = checkpoint_name(x, _ENTRY), self._cast(w)
-            q, k, v = self._project(w, x, places.turned(window))
-            out = self._attend(q, prefix_k, prefix_v, k, v, places, window)
-            return self._finish(w, x, out), emit(k, v)
+            x, w = checkpoint_name(x, _ENTRY), self.cast(w)
+            q, k, v = self.project(w, x, places.turned(window))
+            out = attend(q, prefix_k, prefix_v, k, v, places, window, windows=c.windows, scale=c.score_scale)
+            return self.finish(w, x, out), emit(k, v)
 
         if (policy := REMAT[self.remat]) is not None:  # a scan already keeps the two computations apart
             body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-        x, kept = jax.lax.scan(body, self._embed(tokens), self._layers(prefix))
-        return self._norm(x, self.final_norm[...]), kept
+        layers = self.stacked(), prefix.keys, prefix.values, self.windows()
+        x, kept = jax.lax.scan(body, self.embed(self.table(self.embedding), tokens), layers)
+        return self.norm(x, self.final_norm[...]), kept
 
-    def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def embed(self, table: Float[Array, "V D"], tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The residual stream at its start."""
-        x = self._table(self.embedding)[tokens]
+        x = table[tokens]
         if self.config.embedding_scale != 1:
             x = x * jnp.asarray(self.config.embedding_scale, self.dtype)
         return constrain(x, "batch", None, "act")
@@ -226,47 +186,40 @@ class Decoder(nnx.Module):
     ) -> Places:
         """Of own tokens number `offset`, which stand at `positions` of their texts."""
         c, place = self.config, jnp.arange(prefix.keys.shape[2])
-        bases = [(c.rope_theta, c.rope_scaling)]
-        bases += [(c.local_rope_theta, None)] if c.local_rope_theta is not None else []
-        angles = tuple(rope_angles(positions, rope_frequencies(c.head_dim, *base)) for base in bases)
         behind = prefix.length[:, None, None] + offset[None, :, None] - place[None, None]
         behind = behind if c.windows else jnp.zeros_like(behind[:, :1])  # without windows no distance matters
         real = place[None, None] < prefix.length[:, None, None]
         return Places(
-            angles=angles,
+            angles=self.angles(positions),
             prefix=jnp.where(real, behind, -1),
             own=own,
             length=prefix.length,
             segments=segments,
         )
 
-    def _layers(self, prefix: Prefix) -> tuple[Layer, Array, Array, Array | None]:
-        """What a scan over the layers is fed with; the last is each layer's window, None where there is none."""
-        windows = jnp.asarray(self.config.windows, jnp.int32) if self.config.windows else None
-        weights = {name: self.layers[name][...] for name in self._layer_layout()}
-        return weights, prefix.keys, prefix.values, windows
-
-    def _attend(
-        self,
-        q: Array,
-        prefix_k: Array,
-        prefix_v: Array,
-        k: Array,
-        v: Array,
-        places: Places,
-        window: Array | None,
-    ) -> Array:
+    def angles(self, positions: Int[Array, "B T"]) -> tuple[Float[Array, "B T half"], ...]:
+        """The rotary angles, for each base that the model has."""
         c = self.config
-        return attend(q, prefix_k, prefix_v, k, v, places, window, windows=c.windows, scale=c.score_scale)
+        bases = [(c.rope_theta, c.rope_scaling)]
+        bases += [(c.local_rope_theta, None)] if c.local_rope_theta is not None else []
+        return tuple(rope_angles(positions, rope_frequencies(c.head_dim, *base)) for base in bases)
 
-    def _project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
+    def stacked(self) -> Layer:
+        """The weights of all layers, as a scan is fed with them."""
+        return {name: self.layers[name][...] for name in self.layout()}
+
+    def windows(self) -> Int[Array, " L"] | None:
+        """Of each layer, 0 where it sees everything; None where all do."""
+        return jnp.asarray(self.config.windows, jnp.int32) if self.config.windows else None
+
+    def project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of one layer, rotated."""
-        c, x = self.config, self._norm(x, w["attention_norm"])
+        c, x = self.config, self.norm(x, w["attention_norm"])
         q, k, v = (self._linear(w, name, x) for name in ("q", "k", "v"))
         if c.attention_bias:
             q, k, v = q + w["q_bias"][None, None], k + w["k_bias"][None, None], v + w["v_bias"][None, None]
         if c.qk_norm:
-            q, k = self._norm(q, w["q_norm"]), self._norm(k, w["k_norm"])
+            q, k = self.norm(q, w["q_norm"]), self.norm(k, w["k_norm"])
         q, k = rotate(q, angles), rotate(k, angles)
         return (
             constrain(q, "batch", None, "heads", None),
@@ -274,22 +227,22 @@ class Decoder(nnx.Module):
             constrain(v, "batch", None, "kv_heads", None),
         )
 
-    def _finish(self, w: Layer, x: Array, attended: Array) -> Array:
+    def finish(self, w: Layer, x: Array, attended: Array) -> Array:
         """The rest of a layer: output projection and gated MLP, each added to the residual stream."""
         c = self.config
         attended = self._linear(w, "o", attended, inputs=2)
         if c.post_norms:
-            attended = self._norm(attended, w["attention_post_norm"])
+            attended = self.norm(attended, w["attention_post_norm"])
         x = constrain(x + attended, "batch", None, "act")
-        y = self._norm(x, w["mlp_norm"])
+        y = self.norm(x, w["mlp_norm"])
         gate, up = self._linear(w, "gate", y), self._linear(w, "up", y)
         inner = constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp")
         out = self._linear(w, "down", inner)
         if c.post_norms:
-            out = self._norm(out, w["mlp_post_norm"])
+            out = self.norm(out, w["mlp_post_norm"])
         return constrain(x + out, "batch", None, "act")
 
-    def _norm(self, x: Float[Array, "... D"], scale: Float[Array, " D"]) -> Float[Array, "... D"]:
+    def norm(self, x: Float[Array, "... D"], scale: Float[Array, " D"]) -> Float[Array, "... D"]:
         """x / sqrt(mean(x^2) + eps) * (scale + offset), in float32. Source: arXiv:1910.07467, eq. 4."""
         wide, scale = x.astype(jnp.float32), scale + self.config.norm_offset
         wide = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + self.config.norm_eps)
@@ -308,26 +261,29 @@ class Decoder(nnx.Module):
         low = self._matmul(x, w[name + A], inputs)
         return out + self._matmul(low * jnp.asarray(self.lora.scale, self.dtype), w[name + B])
 
-    def _matmul(self, x: Array, w: Array, inputs: int = 1) -> Array:
+    def _matmul(self, x: Array, w: Array | Turned, inputs: int = 1) -> Array:
         """Contract the last `inputs` axes of x [B, T, ...] with the first of w.
 
         As one product of two matrices: the gradients of the same product written over [B, T, ...] take twice as long
         on a CPU, where they miss the library's kernels.
         """
-        rows, outputs = x.shape[:2], w.shape[inputs:]
-        flat = math.prod(w.shape[:inputs])
+        rows = x.shape[:2]
+        if isinstance(w, Turned):
+            out = turned_product(x.reshape(x.shape[0] * x.shape[1], -1), w).astype(self.dtype)
+            return out.reshape(*rows, *w.outputs)
+        flat, outputs = math.prod(w.shape[:inputs]), w.shape[inputs:]
         out = product(x.reshape(-1, flat), w.reshape(flat, -1)).astype(self.dtype)
         return checkpoint_name(out, _PRODUCT).reshape(*rows, *outputs)
 
-    def _cast(self, w: Layer) -> Layer:
+    def cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""
         out = {}
-        for name, leaf in self._layer_layout().items():
+        for name, leaf in self.layout().items():
             axes = tuple(None if axis == "embed" else axis for axis in leaf.axes)
             out[name] = w[name] if name.endswith("norm") else constrain(w[name].astype(self.dtype), *axes)
         return out
 
-    def _layer_layout(self) -> dict[str, Leaf]:
+    def layout(self) -> dict[str, Leaf]:
         """Parameters of one layer, adapters among them."""
         return {**layer_layout(self.config), **adapter_layout(self.config, self.lora)}
 
@@ -357,7 +313,3 @@ def _starts(rows: int, prefix: Prefix) -> Int[Array, "B 1"]:
     if rows % prompts:
         raise ValueError(f"{rows} rows do not share {prompts} prefixes; rows must be a multiple of prefixes.")
     return jnp.repeat(prefix.length, rows // prompts)[:, None]
-
-
-def _pin_cache(x: Array) -> Array:
-    return constrain(x, "layers", "batch", None, "kv_heads", None)

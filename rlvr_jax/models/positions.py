@@ -57,9 +57,16 @@ class Places:
 
     def turned(self, window: Int[Array, ""] | None) -> Float[Array, "B T half"]:
         """The rotary angles of a layer: those of the second base, where there is one, if it has a window."""
-        if window is None or len(self.angles) == 1:
-            return self.angles[0]
-        return jnp.where(window > 0, self.angles[1], self.angles[0])
+        return of_window(self.angles, window)
+
+
+def of_window(
+    angles: tuple[Float[Array, "B T half"], ...], window: Int[Array, ""] | int | None
+) -> Float[Array, "B T half"]:
+    """Angles of the second base, where there is one, for a layer with a window; else of the first."""
+    if window is None or len(angles) == 1:
+        return angles[0]
+    return jnp.where(window > 0, angles[1], angles[0])
 
 
 def rotate(x: Float[Array, "B T N H"], angles: Float[Array, "B T half"]) -> Float[Array, "B T N H"]:

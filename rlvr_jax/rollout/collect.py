@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlvr_jax.rollout.prompts import PromptBatch
-from rlvr_jax.rollout.sampler import Samples
+from rlvr_jax.rollout.protocol import Samples
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 from rlvr_jax.types import Mean, Metrics, Rollout
 
@@ -46,7 +46,7 @@ def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) ->
     group_size = len(tokens) // len(batch.length)
     completions = decode(tokenizer, tokens, length)
     verdicts = verify(task, batch.records, completions)
-    mask = (np.arange(tokens.shape[1]) < length[:, None]).astype(np.float32)
+    mask = samples.mask.copy()
     broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
     reward = np.array([np.nan if v.reward is None else v.reward for v in verdicts], np.float32)
     judged = np.isfinite(reward)
@@ -64,10 +64,10 @@ def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) ->
     )
     return Collected(
         rollout=rollout,
-        logprob=np.asarray(samples.logprob),
+        logprob=samples.logprob,
         completions=tuple(completions),
         verdicts=verdicts,
-        metrics=_metrics(rollout, np.asarray(samples.entropy), verdicts, judged)
+        metrics=_metrics(rollout, samples.entropy, verdicts, judged)
         | {"rollout/nonfinite": _share(broken), "rollout/unjudged": _share(~judged)},
     )
 

@@ -88,13 +88,14 @@ def evaluate(
         max_prompt_tokens=config.prompts.max_tokens,
         policy=config.prompts.too_long,
     )
+    program.sampler.push(params, version=0)
     rounds = -(-samples // group)
     ids, right, reasons, tokens = [], [], dict.fromkeys(map(str, Reason), 0), 0
     for i, batch in enumerate(batches):
         correct = np.zeros((len(batch.length), 0), bool)
         for r in range(rounds):
             keep = min(group, samples - r * group)
-            found = _answers(program, params, batch, first=r * group)
+            found = _answers(program, batch, first=r * group)
             correct = np.concatenate([correct, found.correct[:, :keep]], axis=1)
             tokens += int(found.length[batch.valid, :keep].sum())
             for reason in found.reason[batch.valid, :keep].flat:
@@ -129,11 +130,11 @@ class _Answers:
     reason: np.ndarray
 
 
-def _answers(program: Program, params: Any, batch: PromptBatch, first: int) -> _Answers:
+def _answers(program: Program, batch: PromptBatch, first: int) -> _Answers:
     config = program.config
     # Held-out prompts are each other's only neighbours: occurrence counts fillers, which are not scored.
     samples = program.sample_batch(
-        params, batch, step=0, seed=config.seed + EVALUATION_SEED_OFFSET, first_sample=first
+        batch, step=0, seed=config.seed + EVALUATION_SEED_OFFSET, first_sample=first
     )
     found = collect(config.task, program.tokenizer, batch, samples)
     shape = (len(batch.length), program.spec.group_size)

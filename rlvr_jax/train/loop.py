@@ -116,10 +116,12 @@ class Run:
         size = config.batch
         refill = Refill(config.objective.filters, size.prompts, size.group_size, self.surplus)
         rounds: list[Round] = []
+        with self.phases("sample"):
+            program.sampler.push(state.policy, version=step)
         while not (refill.full or refill.rounds == size.max_rounds or self.stop.asked):
             prompts = next(self.stream).after(refill.rounds)
             with self.phases("sample"):
-                samples = program.sample_batch(state.policy, prompts, step=step, seed=config.seed)
+                samples = program.sample_batch(prompts, step=step, seed=config.seed)
             with self.phases("verify"):
                 found = collect(config.task, program.tokenizer, prompts, samples)
             rounds.append(Round(prompts, found))

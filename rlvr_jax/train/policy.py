@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from rlvr_jax.config import Batch, Config, MeshShape, Warmup
 from rlvr_jax.configfile import override, parse
@@ -98,8 +97,9 @@ def sample_policy(
     program, params = open_policy(path, dataclasses.replace(config, batch=sizes))
     batch = _prompt_batch(program, list(prompts) + [prompts[-1]] * (rows - len(prompts)))
     with jax.set_mesh(program.mesh):
-        found = program.sample_batch(params, batch, step=0, seed=config.seed)
-    texts = decode(program.tokenizer, np.asarray(found.tokens), np.asarray(found.length))
+        program.sampler.push(params, version=0)
+        found = program.sample_batch(batch, step=0, seed=config.seed)
+    texts = decode(program.tokenizer, found.tokens, found.length)
     return [
         Completion(
             prompt=prompts[i // group],

@@ -18,8 +18,9 @@ from rlvr_jax.models.decoder import Decoder, param_shardings
 from rlvr_jax.models.load import load_params, read_config
 from rlvr_jax.models.lora import split_trained
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
+from rlvr_jax.rollout.engine import Engine
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
-from rlvr_jax.rollout.sampler import Samples, make_sampler
+from rlvr_jax.rollout.protocol import Request, Samples
 from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
@@ -30,8 +31,8 @@ from rlvr_jax.types import BatchSpec, Pass
 class Program:
     """Everything static about a run. The jitted functions take and return arrays on `mesh`; enter `jax.set_mesh(mesh)`.
 
-    `sample`, `score` (None where nothing reads old statistics), `score_ref` (None without a reference), `credit`,
-    `update`. `traces` counts how often each was traced, which is once for each bucket of prompt lengths.
+    `score` (None where nothing reads old statistics), `score_ref` (None without a reference), `credit`, `update`. `traces` counts
+    how often each of them and of the sampler's was traced, which is once for each bucket of prompt lengths.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class Program:
     tx: Any
     schedule: Any
     abstract: TrainState
-    sample: Callable
+    sampler: Engine
     score: Callable | None
     score_ref: Callable | None
     credit: Callable
@@ -61,13 +62,11 @@ class Program:
         limit, policy = config.prompts.max_tokens, config.prompts.too_long
         return PromptStream(config.task, self.tokenizer, "train", batch, limit, policy, config.seed)
 
-    def sample_batch(
-        self, params: Any, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0
-    ) -> Samples:
-        """`group_size` responses to each prompt of a batch, on the host."""
-        first = first_sample + batch.occurrence * self.spec.group_size
-        arrays = self.rows((batch.tokens, batch.length, batch.prompt_id, first.astype(np.int32)))
-        return jax.device_get(self.sample(params, *arrays, jnp.asarray(seed), jnp.asarray(step)))
+    def sample_batch(self, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0) -> Samples:
+        """`group_size` responses to each prompt of a batch, from the weights that the sampler was given last."""
+        group = self.spec.group_size
+        first = (first_sample + batch.occurrence * group).astype(np.int32)
+        return self.sampler.sample(Request(batch, first, group, seed, step))
 
     def learning_rate_at(self, step: int) -> float:
         """Of the first optimiser step of a training step."""
@@ -147,13 +146,14 @@ def assemble(config: Config, num_prompts: int) -> Program:
     tokenizer, stop = make_tokenizer(config)
     model_config = _model_config(config, len(tokenizer))
     graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
+    model, traces = nnx.merge(graphdef, params), Counter()
+    sampler = Engine(model, config.sampling, stop, decoding=config.decoding, mesh=mesh, traces=traces)
     params, frozen = split_trained(_placed(params, param_shardings(params, mesh)), config.model.lora)
     forward = Forward(graphdef, config.sampling.score_temperature, config.model.vocab_chunk)
     spec = config.spec(num_prompts)
     schedule = learning_rate(config.optimizer, config.steps, updates_per_step(config))
     tx = make_optimizer(config.optimizer, schedule)
     abstract = _abstract_state(config, spec, tx, params, frozen, mesh)
-    traces: Counter = Counter()
     return Program(
         config=config,
         mesh=mesh,
@@ -166,11 +166,12 @@ def assemble(config: Config, num_prompts: int) -> Program:
         schedule=schedule,
         abstract=abstract,
         traces=traces,
-        **_functions(config, spec, forward, tx, stop, abstract, mesh, traces),
+        sampler=sampler,
+        **_functions(config, spec, forward, tx, abstract, mesh, traces),
     )
 
 
-def _functions(config, spec, forward, tx, stop, abstract, mesh, traces) -> dict[str, Any]:
+def _functions(config, spec, forward, tx, abstract, mesh, traces) -> dict[str, Any]:
     """The jitted functions. Each counts its traces in `traces`."""
     objective, batch = config.objective, config.batch
     rows = row_sharding(mesh)
@@ -188,11 +189,9 @@ def _functions(config, spec, forward, tx, stop, abstract, mesh, traces) -> dict[
         score = make_score(forward, which, want, batch.group_size, micro)
         return jax.jit(counted(f"score_{which}", score), out_shardings=rows) if want else None
 
-    sample = make_sampler(forward.graphdef, config.sampling, stop, batch.group_size)
     part = dataclasses.replace(spec, groups=batch.prompts // batch.minibatches)
     update = make_update(objective, forward, tx, part, batch.minibatches, batch.micro_batches)
     return {
-        "sample": jax.jit(counted("sample", sample), out_shardings=rows),
         "score": score_of(Pass.OLD, old_stats(config)),
         "score_ref": score_of(Pass.REF, objective.wants(Pass.REF)),
         "credit": jax.jit(

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rlvr_jax.models import decoding
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, Prefix, param_axes, param_shardings
+from rlvr_jax.models.decoding import decode as decode_one
+from rlvr_jax.models.decoding import decode_weights, init_cache, shared_prompts
 from rlvr_jax.sharding import make_mesh, named, row_sharding
 
 LLAMA = ModelConfig(
@@ -75,21 +78,25 @@ def test_prefilled_prompts_continue_like_one_plain_forward(config, lengths):
         np.testing.assert_allclose(got[row], want, **EXACT)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
-def test_decoding_step_by_step_equals_the_whole_row(config):
+def test_decoding_step_by_step_equals_the_whole_row(config, platform, monkeypatch):
+    """With the layers written out, as on a CPU, and scanned, as elsewhere."""
+    monkeypatch.setattr(decoding, "platform_in_use", lambda: platform)
     graphdef, params = make(config)
     tokens = jnp.asarray(TOKENS)
 
     @jax.jit
     def decode(params, length):
         model = nnx.merge(graphdef, params)
-        prefix = model.prefill(jnp.asarray(PROMPT), length)
+        weights = decode_weights(model)
+        prompts = shared_prompts(model, model.prefill(jnp.asarray(PROMPT), length))
 
         def one(cache, t):
-            out, cache = model.step(tokens[:, t], prefix, cache, t)
+            out, cache = decode_one(model, weights, tokens[:, t], prompts, cache, jnp.full(6, t))
             return cache, out
 
-        return jax.lax.scan(one, model.init_cache(6, 5), jnp.arange(5))[1]
+        return jax.lax.scan(one, init_cache(model, 6, 5), jnp.arange(5))[1]
 
     for lengths in ([4, 0], [3, 1]):
         got = decode(params, jnp.array(lengths, jnp.int32)).swapaxes(0, 1)
@@ -167,8 +174,7 @@ def test_the_program_does_not_grow_with_depth():
         def everything(params):
             model = nnx.merge(graphdef, params)
             prefix = model.prefill(jnp.asarray(PROMPT), jnp.asarray(LENGTH))
-            step, _ = model.step(jnp.asarray(TOKENS)[:, 0], prefix, model.init_cache(6, 5), 0)
-            return model.hidden(jnp.asarray(TOKENS), prefix).sum() + step.sum()
+            return model.hidden(jnp.asarray(TOKENS), prefix).sum()
 
         return count_equations(jax.make_jaxpr(jax.grad(everything))(params).jaxpr)
 
@@ -180,7 +186,7 @@ def test_bfloat16_computes_finite_values_over_float32_parameters():
     got = hidden(graphdef, params, PROMPT, LENGTH, TOKENS)
     want = hidden(*make(), PROMPT, LENGTH, TOKENS)
     model = nnx.merge(graphdef, params)
-    assert got.dtype == model.head().dtype == model.init_cache(2, 3).keys.dtype == jnp.bfloat16
+    assert got.dtype == model.head().dtype == jnp.bfloat16
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     # bfloat16 has 8 bits: 2^-8 relative for each of some ten roundings in a row
     np.testing.assert_allclose(got.astype(np.float32), want, rtol=0, atol=0.1)
@@ -194,8 +200,10 @@ def test_sharded_over_a_mesh_equals_unsharded(config, capfd):
     def both(params, prompt, lengths, tokens):
         model = nnx.merge(graphdef, params)
         prefix = model.prefill(prompt, lengths)
-        first, cache = model.step(tokens[:, 0], prefix, model.init_cache(8, 5), 0)
-        second, _ = model.step(tokens[:, 1], prefix, cache, 1)
+        weights, shared = decode_weights(model), shared_prompts(model, prefix)
+        at = jnp.zeros(8, jnp.int32)
+        first, cache = decode_one(model, weights, tokens[:, 0], shared, init_cache(model, 8, 5), at)
+        second, _ = decode_one(model, weights, tokens[:, 1], shared, cache, at + 1)
         return model.hidden(tokens, prefix), first, second
 
     want = jax.jit(both)(params, prompt, lengths, tokens)
@@ -234,15 +242,10 @@ def test_the_head_is_the_embedding_only_when_tied():
     assert "unembedding" not in nnx.to_pure_dict(nnx.split(tied)[1])
 
 
-def test_a_prefix_and_a_cache_are_trees():
+def test_a_prefix_is_a_tree():
     graphdef, params = make()
-    prefix, cache = jax.eval_shape(
-        lambda p: (
-            nnx.merge(graphdef, p).prefill(jnp.asarray(PROMPT), jnp.asarray(LENGTH)),
-            nnx.merge(graphdef, p).init_cache(6, 5),
-        ),
-        params,
+    prefix = jax.eval_shape(
+        lambda p: nnx.merge(graphdef, p).prefill(jnp.asarray(PROMPT), jnp.asarray(LENGTH)), params
     )
     assert [x.shape for x in jax.tree.leaves(prefix)] == [(2, 2, 4, 2, 8), (2, 2, 4, 2, 8), (2,)]
-    assert [x.shape for x in jax.tree.leaves(cache)] == [(2, 6, 5, 2, 8)] * 2
     assert isinstance(jax.tree.map(lambda x: x, prefix), Prefix)

@@ -12,6 +12,8 @@ from flax import nnx
 
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_axes, param_shardings
+from rlvr_jax.models.decoding import decode as decode_one
+from rlvr_jax.models.decoding import decode_weights, init_cache, shared_prompts
 from rlvr_jax.models.export import ADAPTER, export
 from rlvr_jax.models.layout import layer_layout
 from rlvr_jax.models.load import load
@@ -156,10 +158,11 @@ def test_decoding_a_token_at_a_time_and_recomputing_layers_change_nothing(refere
     @jax.jit
     def decode(params):
         model = nnx.merge(graphdef, params)
-        prefix = model.prefill(jnp.asarray(IDS[:, :1]), jnp.ones(4, jnp.int32))
-        cache, out = model.init_cache(4, 3), []
+        prompts = shared_prompts(model, model.prefill(jnp.asarray(IDS[:, :1]), jnp.ones(4, jnp.int32)))
+        weights, cache, out = decode_weights(model), init_cache(model, 4, 3), []
         for i in range(3):
-            hidden, cache = model.step(jnp.asarray(IDS[:, 1 + i]), prefix, cache, i)
+            tokens, at = jnp.asarray(IDS[:, 1 + i]), jnp.full(4, i)
+            hidden, cache = decode_one(model, weights, tokens, prompts, cache, at)
             out.append(logits_of(hidden, model.head()))
         return jnp.stack(out, axis=1)
 

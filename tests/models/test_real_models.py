@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 
 from rlvr_jax.models.load import load
 from rlvr_jax.models.tokenizer import load_tokenizer, render
-from rlvr_jax.rollout.sampler import Sampling, make_sampler
+from rlvr_jax.rollout.engine import Engine, structure
+from rlvr_jax.rollout.sampling import Sampling
 from rlvr_jax.stats import logits_of
 
 NEW = 64
@@ -107,9 +109,10 @@ def check(path, prompts, answers, monkeypatch):
     got = np.asarray(picked(graphdef, params, padded[:, :-1], lengths - 1, tokens, answers))
 
     never = int(params["embedding"].shape[0]) - 1  # 64 tokens, whatever they are
-    sampler = jax.jit(make_sampler(graphdef, Sampling(temperature=0.0, max_new_tokens=NEW), (never,), 1))
-    rows = jnp.arange(len(prompts))
-    greedy = np.asarray(sampler(params, padded, lengths, rows, 0 * rows, 0, 0).tokens)
+    sampler = Engine(structure(graphdef, params), Sampling(temperature=0.0, max_new_tokens=NEW), (never,))
+    sampler.push(params, version=0)
+    rows = np.arange(len(prompts), dtype=np.int32)
+    greedy = sampler.sample(tiny.request((padded, lengths, rows, 0 * rows), group=1)).tokens
 
     model = gguf_reference(path, never + 1, monkeypatch)
     for row, prompt in enumerate(prompts):

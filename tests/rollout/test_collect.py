@@ -2,16 +2,15 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rlvr_jax.models.tokenizer import word_tokenizer
 from rlvr_jax.rollout.collect import collect
 from rlvr_jax.rollout.prompts import PromptEncoder
-from rlvr_jax.rollout.sampler import Samples
+from rlvr_jax.rollout.protocol import Samples
 from rlvr_jax.tasks import Reason, Task, Verdict
+from rlvr_jax.types import Stat
 
 WORDS = tuple("abcdef")
 PAD, BOS, EOS, A, B, C, D, E, F = range(9)
@@ -44,14 +43,16 @@ def samples(rows, length=5, logprob=-1.0, entropy=0.5):
     """What a sampler returns for given responses; one that does not end with EOS is truncated."""
     tokens = np.array([row + [0] * (length - len(row)) for row in rows], np.int32)
     inside = np.arange(length) < np.array([[len(row)] for row in rows])
-    found = Samples(
-        tokens=jnp.asarray(tokens),
-        length=jnp.asarray([len(row) for row in rows], jnp.int32),
-        truncated=jnp.asarray([row[-1] != EOS for row in rows]),
-        logprob=jnp.where(inside, jnp.float32(logprob), 0.0),
-        entropy=jnp.where(inside, jnp.float32(entropy), 0.0),
+    full = lambda value: np.where(inside, np.float32(value), np.float32(0))  # noqa: E731
+    return Samples(
+        tokens=tokens,
+        length=np.array([len(row) for row in rows], np.int32),
+        mask=inside.astype(np.float32),
+        truncated=np.array([row[-1] != EOS for row in rows]),
+        logprob=full(logprob),
+        stats={Stat.ENTROPY: full(entropy)},
+        version=np.zeros(len(rows), np.int32),
     )
-    return jax.tree.map(np.array, found)  # copies that may be written to
 
 
 ROWS = [[A, B, EOS], [B, A, C, C, C], [EOS], [D, EOS], [B, EOS], [E, EOS], [F, EOS], [A, PAD, EOS]]

@@ -9,8 +9,9 @@ import pytest
 import tiny
 from tiny import CONFIG, FULL, NEVER, G, P, T, prompts, rollout, sample, scorer
 
-from rlvr_jax.rollout import sampler as module
-from rlvr_jax.rollout.sampler import Sampling, draw, keep_likely, make_sampler, row_keys
+from rlvr_jax.rollout.decode_loop import Edits
+from rlvr_jax.rollout.engine import Engine
+from rlvr_jax.rollout.sampling import RowSampling, Sampling, draw, row_keys, threshold
 from rlvr_jax.sharding import make_mesh
 from rlvr_jax.types import Stat
 
@@ -80,7 +81,8 @@ def test_computing_in_bfloat16_keeps_float32_log_probabilities():
     gap = np.abs(np.asarray(scored[Stat.LOGPROB]) - found.logprob)
     assert 0 < gap.mean() < 0.02 and gap.max() < 0.1
     exact = np.asarray(scorer()(params, rows)[Stat.LOGPROB])
-    assert np.abs(exact - found.logprob).max() < 0.1
+    # As far from float32 as the scorer is, whose roundings are as many, up to the luck of the largest of them.
+    assert np.abs(exact - found.logprob).max() < 2 * np.abs(exact - np.asarray(scored[Stat.LOGPROB])).max()
 
     total = np.zeros(P * G)
     for token in range(V):  # the first response token's probability, for every token that could stand there
@@ -204,38 +206,50 @@ def nucleus(z, top_k, top_p):
     return np.isin(np.arange(len(z)), keep)
 
 
+def cut(z, top_k, top_p, min_p=0.0):
+    """-inf where a token may not be drawn."""
+    how = RowSampling.of(Sampling(top_k=top_k, top_p=top_p, min_p=min_p), len(z))
+    return np.where(z >= np.asarray(jax.jit(threshold)(z, how)), z, -np.inf)
+
+
+def draws(z, keys, position, sampling):
+    nothing = jnp.zeros(z.shape[1], bool)
+    how = RowSampling.of(sampling, len(z))
+    return np.asarray(jax.jit(draw)(z, keys, jnp.full(len(z), position), how, nothing))
+
+
 CUTS = [(0, 1.0), (5, 1.0), (1, 1.0), (0, 0.8), (0, 0.05), (6, 0.7), (3, 0.95), (0, 0.999)]
 
 
 @pytest.mark.parametrize("top_k, top_p", CUTS)
 def test_cuts_keep_what_a_float64_sampler_keeps(top_k, top_p):
     z = np.random.default_rng(3).normal(0, 2, (50, V)).astype(np.float32)
-    cut = np.asarray(keep_likely(jnp.asarray(z), top_k, top_p))
-    kept = np.isfinite(cut)
+    found = cut(jnp.asarray(z), top_k, top_p)
+    kept = np.isfinite(found)
     np.testing.assert_array_equal(kept, [nucleus(row, top_k, top_p) for row in z])
     assert kept.any(1).all()
-    np.testing.assert_array_equal(cut[kept], z[kept])
+    np.testing.assert_array_equal(found[kept], z[kept])
 
 
 def test_the_order_is_top_k_then_top_p():
     """p = .4 .3 .2 .1: of the top 2, renormalised to 4/7 and 3/7, a nucleus of 0.5 holds one. Of all four it holds two,
     and the top 2 of those are two: the other order would keep both."""
     z = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-    assert np.isfinite(np.asarray(keep_likely(z, 2, 0.5))).tolist() == [[True, False, False, False]]
-    assert np.isfinite(np.asarray(keep_likely(z, 0, 0.5))).tolist() == [[True, True, False, False]]
+    assert np.isfinite(cut(z, 2, 0.5)).tolist() == [[True, False, False, False]]
+    assert np.isfinite(cut(z, 0, 0.5)).tolist() == [[True, True, False, False]]
 
 
 def test_a_nucleus_always_holds_a_token():
     z = jnp.array([[0.0, 50.0, 0.0], [1.0, 1.0, 1.0], [-1e30, -1e30, -2e30]])
     for top_p in (1e-30, 1e-6, 0.3):
-        assert np.isfinite(np.asarray(keep_likely(z, 0, top_p))).any(1).all()
+        assert np.isfinite(cut(z, 0, top_p)).any(1).all()
 
 
 @pytest.mark.parametrize("top_k", [-1, V, V + 5])
 def test_a_top_k_of_none_or_all_is_no_cut(top_k):
     z, keys = jnp.asarray(np.random.default_rng(4).normal(size=(64, V)), jnp.float32), many_keys(64)
-    free = draw(z, keys, jnp.asarray(3), Sampling())
-    np.testing.assert_array_equal(draw(z, keys, jnp.asarray(3), Sampling(top_k=top_k)), free)
+    free = draws(z, keys, 3, Sampling())
+    np.testing.assert_array_equal(draws(z, keys, 3, Sampling(top_k=top_k)), free)
     assert len(set(np.asarray(free).tolist())) > 10
 
 
@@ -255,16 +269,16 @@ def many_keys(count):
     ids=str,
 )
 def test_draws_have_the_frequencies_of_a_float64_sampler(sampling):
-    draws, size = 20_000, 24
+    count, size = 20_000, 24
     z = np.random.default_rng(5).normal(0, 1, size).astype(np.float32)
-    tokens = draw(jnp.tile(z, (draws, 1)), many_keys(draws), jnp.asarray(7), sampling)
+    tokens = draws(jnp.tile(z, (count, 1)), many_keys(count), 7, sampling)
     p = np.exp(np.float64(z) / sampling.temperature)
     p *= nucleus(z / np.float32(sampling.temperature), sampling.top_k, sampling.top_p)
     p /= p.sum()
     counts = np.bincount(tokens, minlength=size)
     assert (counts[p == 0] == 0).all()
-    often = draws * p > 5  # where chi-square is a good approximation
-    statistic = ((counts - draws * p)[often] ** 2 / (draws * p)[often]).sum()
+    often = count * p > 5  # where chi-square is a good approximation
+    statistic = ((counts - count * p)[often] ** 2 / (count * p)[often]).sum()
     assert statistic < often.sum() + 5 * np.sqrt(2 * often.sum())
 
 
@@ -316,25 +330,24 @@ def test_a_stop_token_at_the_last_place_is_no_truncation():
     assert found.length[row] == T and not found.truncated[row]
 
 
-def test_the_loop_ends_with_the_longest_row(monkeypatch):
-    positions = []
-
-    def counted(logits, keys, position, sampling):
-        jax.debug.callback(lambda p: positions.append(int(p)), position)
-        return draw(logits, keys, position, sampling)
-
-    monkeypatch.setattr(module, "draw", counted)
+def test_the_loop_ends_with_the_longest_row():
+    """A segment longer than any row does as many steps as the longest."""
     stop = tuple(range(V // 2))  # every other token ends a row
-    function = jax.jit(make_sampler(tiny.decoder()[0], FULL, stop, 1), compiler_options=tiny.QUICK)
-    found = function(tiny.decoder()[1], *prompts(4), jnp.asarray(0), jnp.asarray(0))
-    jax.effects_barrier()
-    assert sorted(positions) == list(range(int(found.length.max())))
-    assert found.length.max() < T and not found.truncated.any()
+    sampler = tiny.engine(FULL, stop=stop)
+    found = sample(stop=stop, batch=prompts(4))
+    asked = tiny.request(prompts(4))
+    rows = sampler._prefill(tiny.decoder()[1], *prompts(4), 0, 0, RowSampling.of(FULL, asked.rows))
+    layout = sampler.layout(asked)
+    slots = sampler._start(rows, layout)
+    nothing = Edits.none(layout.slots, 0)
+    _, log, left = sampler._advance(sampler._weights, rows, slots, nothing, layout)
+    assert not left and ((np.asarray(log.row) >= 0).any(1)).sum() == found.length.max() < T
+    assert not found.truncated.any()
 
 
 def test_a_model_without_a_stop_token_is_an_error():
     with pytest.raises(ValueError) as error:
-        make_sampler(None, FULL, (), G)
+        Engine(tiny.structure(*tiny.decoder()), FULL, ())
     assert str(error.value) == (
         "the model names no stop token: set eos_token_id in its generation_config.json or tokenizer."
     )

@@ -73,7 +73,8 @@ def answers(pairs):
             records=alone.records * 4,
         )
         with jax.set_mesh(program.mesh):
-            found = program.sample_batch(params, batch, step=0, seed=EVALUATION_SEED_OFFSET)
+            program.sampler.push(params, version=0)
+            found = program.sample_batch(batch, step=0, seed=EVALUATION_SEED_OFFSET)
         texts = decode(program.tokenizer, found.tokens, found.length)
         verdicts.append([task.verify(record, text) for text in texts])
         lengths.append(found.length)
@@ -124,7 +125,7 @@ def test_the_result_does_not_depend_on_the_shape_of_the_batches(pairs):
 
 def test_evaluating_compiles_nothing_beyond_the_training_sampler(pairs):
     run(*pairs)
-    assert dict(pairs[0].traces) == {"sample": 1}
+    assert dict(pairs[0].traces) == {"weights": 1, "prefill": 1, "start": 1, "advance": 1}
 
 
 def test_progress_counts_rounds(pairs):

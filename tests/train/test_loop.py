@@ -56,8 +56,8 @@ def test_the_sampler_and_the_trainer_agree_in_every_step(run):
 
 
 def test_each_function_is_traced_once(run):
-    """sample, score_ref, credit, update; evaluation has the shape of training and adds none."""
-    assert read_rows(run[0] / METRICS)[-1]["time/traces"] == 4
+    """The sampler's four, score_ref, credit, update; evaluation has the shape of training and adds none."""
+    assert read_rows(run[0] / METRICS)[-1]["time/traces"] == 7
 
 
 def test_it_is_evaluated_before_and_after_but_never_twice(run):

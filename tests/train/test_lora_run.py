@@ -93,7 +93,8 @@ def test_policy_and_reference_start_as_one_function_to_the_bit(trained, program)
     state = program.fresh_state()
     with jax.set_mesh(program.mesh):
         batch = next(program.stream(8))
-        samples = program.sample_batch(state.policy, batch, step=0, seed=0)
+        program.sampler.push(state.policy, version=0)
+        samples = program.sample_batch(batch, step=0, seed=0)
 
         rollout = program.rows(collect(program.config.task, program.tokenizer, batch, samples).rollout)
         old = program.score(state.policy, rollout)
@@ -117,7 +118,8 @@ def test_an_update_hands_the_frozen_weights_on_in_place(program):
     where = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in jax.tree.leaves(state.frozen)]
     with jax.set_mesh(program.mesh):
         batch = next(program.stream(8))
-        samples = program.sample_batch(state.policy, batch, step=0, seed=0)
+        program.sampler.push(state.policy, version=0)
+        samples = program.sample_batch(batch, step=0, seed=0)
 
         rollout = program.rows(collect(program.config.task, program.tokenizer, batch, samples).rollout)
         stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(samples.logprob)})

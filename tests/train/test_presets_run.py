@@ -63,8 +63,8 @@ def test_twenty_steps_and_the_second_ten_of_them_again(name, tmp_path):
     rows = read_rows(whole / METRICS)
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert not {(row["step"], figure) for row in rows for figure, value in row.items() if value is None}
-    # sample, credit, update; and score, where anything reads old statistics
-    functions = 3 + bool(PRESETS[name].wants(Pass.OLD))
+    # four of the sampler, credit, update; and score, where anything reads old statistics
+    functions = 6 + bool(PRESETS[name].wants(Pass.OLD))
     assert [row["time/traces"] for row in rows] == [functions] * STEPS
     assert any(row["optimizer/grad_norm"] > 0 for row in rows[HALF:])
 

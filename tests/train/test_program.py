@@ -40,11 +40,17 @@ def config(task=None, **sections):
     return dataclasses.replace(parse({**TREE, **sections}), task=task or Vowels(long=20))
 
 
+def SAMPLER(buckets):
+    """How often the sampler's functions are traced: the weights have no bucket."""
+    return {"weights": 1, "prefill": buckets, "start": buckets, "advance": buckets}
+
+
 def step(program, state, stream, number=0, reference=None):
     """One batch through all the functions, as the loop does it: (state, [metrics of each update], bucket)."""
     settings = program.config
     batch = next(stream)
-    samples = program.sample_batch(state.params, batch, step=number, seed=settings.seed)
+    program.sampler.push(state.params, version=number)
+    samples = program.sample_batch(batch, step=number, seed=settings.seed)
     found = collect(settings.task, program.tokenizer, batch, samples)
     rollout = program.rows(found.rollout)
     stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(found.logprob)})
@@ -129,7 +135,7 @@ def trained():
 def test_each_function_is_compiled_once_for_each_bucket_of_prompt_lengths(trained):
     """Nothing at all is compiled once both buckets have been seen, though the state comes from another function then."""
     assert trained.buckets == [32, 16, 32, 16, 32]
-    assert dict(trained.program.traces) == {"sample": 2, "credit": 2, "update": 2}
+    assert dict(trained.program.traces) == SAMPLER(2) | {"credit": 2, "update": 2}
     assert [names.count("jit(traced)") for names in trained.compiled] == [3, 3, 0, 0, 0], trained.compiled
     assert trained.compiled[2:] == [[], [], []]
 
@@ -218,7 +224,7 @@ def test_old_statistics_are_computed_where_several_updates_read_them(anchored):
     assert old_stats(program.config) == {Stat.LOGPROB} and old_stats(config()) == frozenset()
     assert updates_per_step(program.config) == 2
     assert updates_per_step(config(batch={**TREE["batch"], "minibatches": 2, "epochs": 3})) == 6
-    assert dict(program.traces) == {"sample": 1, "score_old": 1, "score_ref": 1, "credit": 1, "update": 1}
+    assert dict(program.traces) == SAMPLER(1) | {"score_old": 1, "score_ref": 1, "credit": 1, "update": 1}
 
 
 def test_the_learning_rate_of_a_step_counts_its_updates():

@@ -1,0 +1,218 @@
+"""How a token is drawn: the parameters, the noise of each token, and the draw itself."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from rlvr_jax.stats import row_maximum
+from rlvr_jax.types import Stat, pytree
+
+_BLOCKS = 256
+"""Into how many parts at the most a vocabulary is cut for a draw."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    The policy is softmax(logits / temperature) over the *whole* vocabulary, and the stored log-probability is that
+    policy's, also where `top_k`, `top_p`, `min_p` or `min_new_tokens` let only a part of it be drawn: what the scorer
+    computes, and what a ratio of 1 compares with. With such a cut the samples are not quite the policy's own
+    (`is_on_policy`).
+    """
+
+    temperature: float = 1.0
+    """>= 0. At 0 the most likely token is taken, and log-probabilities are those at temperature 1."""
+    top_k: int = 0
+    """Draw among the k most likely tokens; 0 or less: among all."""
+    top_p: float = 1.0
+    """Draw from the smallest set of most likely tokens (of those `top_k` left, renormalised) with this mass; in (0, 1]."""
+    min_p: float = 0.0
+    """Draw among tokens at least this times as likely as the most likely one; in [0, 1), 0: among all. arXiv:2407.01082."""
+    max_new_tokens: int = 128
+    """Response tokens at the most, the stop token included."""
+    min_new_tokens: int = 0
+    """No stop token is drawn before a response has as many others."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response: the token that completes one is its last. Nothing is added to what was sampled."""
+    statistics: tuple[Stat, ...] = (Stat.ENTROPY,)
+    """What is computed for each token on the way, beside its log-probability."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "statistics", tuple(Stat(s) for s in self.statistics))
+        if not self.temperature >= 0:
+            raise ValueError(f"sampling.temperature is >= 0 (0: greedy), got {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p is a probability mass in (0, 1], got {self.top_p}.")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(
+                f"sampling.min_p is a share of the highest probability in [0, 1), got {self.min_p}."
+            )
+        if self.max_new_tokens < 1:
+            raise ValueError(f"sampling.max_new_tokens is 1 or more, got {self.max_new_tokens}.")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens is in 0..max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}."
+            )
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise ValueError(f"sampling.stop holds strings that are not empty, got {list(self.stop)}.")
+
+    @property
+    def score_temperature(self) -> float:
+        """The temperature at which log-probabilities are taken, by sampler and scorer alike."""
+        return self.temperature or 1.0
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether the samples are draws of the policy whose log-probabilities are stored."""
+        uncut = self.top_k <= 0 and self.top_p == 1 and self.min_p == 0
+        return self.temperature > 0 and uncut and self.min_new_tokens == 0
+
+
+@pytree
+class RowSampling:
+    """The numbers of `Sampling` for each row."""
+
+    temperature: Float[Any, " B"]
+    top_k: Int[Any, " B"]
+    top_p: Float[Any, " B"]
+    min_p: Float[Any, " B"]
+    max_new_tokens: Int[Any, " B"]
+    min_new_tokens: Int[Any, " B"]
+
+    @classmethod
+    def of(
+        cls, sampling: Sampling, rows: int, overrides: Mapping[str, np.ndarray] | None = None
+    ) -> "RowSampling":
+        """NumPy arrays. Raises ValueError for a name that no row can override, and for a row's value out of range."""
+        overrides = dict(overrides or {})
+        names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if unknown := set(overrides) - set(names):
+            raise ValueError(f"no row overrides {', '.join(sorted(unknown))}; rows have {', '.join(names)}.")
+        values = {
+            n: np.broadcast_to(np.asarray(overrides[n] if n in overrides else getattr(sampling, n)), rows)
+            for n in names
+        }
+        for row in {tuple(v[i].item() for v in values.values()) for i in range(rows)} if overrides else ():
+            found = dataclasses.replace(sampling, **dict(zip(names, row, strict=True)))
+            if found.max_new_tokens > sampling.max_new_tokens:
+                raise ValueError(
+                    f"a row's max_new_tokens={found.max_new_tokens} is more than sampling.max_new_tokens="
+                    f"{sampling.max_new_tokens}, for which there is room: raise that."
+                )
+        whole = {"top_k", "max_new_tokens", "min_new_tokens"}
+        return cls(**{n: v.astype(np.int32 if n in whole else np.float32) for n, v in values.items()})
+
+    @property
+    def score_temperature(self) -> Float[Array, " B"]:
+        return jnp.where(self.temperature > 0, self.temperature, 1.0)
+
+
+def row_keys(
+    seed: Int[Array, ""] | int,
+    step: Int[Array, ""] | int,
+    prompt_id: Int[Array, " B"],
+    sample: Int[Array, " B"],
+) -> Key[Array, " B"]:
+    """One key for each response, a function of its identity."""
+    base = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(lambda p, s: jax.random.fold_in(jax.random.fold_in(base, p), s))(prompt_id, sample)
+
+
+def draw(
+    logits: Float[Array, "B V"],
+    keys: Key[Array, " B"],
+    position: Int[Array, " B"],
+    how: RowSampling,
+    stop: Bool[Array, " V"],
+) -> Int[Array, " B"]:
+    """One token for each row, by inversion of its cumulative distribution; the most likely one at temperature 0.
+
+    The vocabulary is cut into blocks of equal size: one uniform number picks a block by the blocks' masses, another one a
+    token of it. Two numbers of 23 bits resolve probabilities that one would round away, and no cumulative sum runs over
+    the vocabulary. A number for each token (the Gumbel trick) would cost as much as the head.
+    """
+    z, early = logits / how.score_temperature[:, None], position < how.min_new_tokens
+    top = row_maximum(z)
+    least = threshold(jnp.where(early[:, None] & stop[None], -jnp.inf, z), how)
+
+    def mass(z: Array, ends: Array) -> Array:
+        return jnp.where((z >= least) & ~(early[:, None] & ends), jnp.exp(z - top), 0.0)
+
+    blocks = max(n for n in range(1, _BLOCKS + 1) if z.shape[-1] % n == 0)
+    cut = lambda x: x.reshape(*x.shape[:-1], blocks, -1)  # noqa: E731
+    uniform = jax.vmap(lambda key, p: jax.random.uniform(jax.random.fold_in(key, p), (2,)))(keys, position)
+    block = _invert(cut(mass(z, stop[None])).sum(-1), uniform[:, 0])
+    inside = jnp.take_along_axis(cut(z), block[:, None, None], axis=1)[:, 0]
+    token = block * inside.shape[1] + _invert(mass(inside, cut(stop)[block]), uniform[:, 1])
+    greedy = how.temperature == 0
+    shut = lambda: jnp.where(early[:, None] & stop[None], -jnp.inf, z)  # noqa: E731
+    best = jax.lax.cond(greedy.any(), lambda: jnp.argmax(shut(), -1), lambda: jnp.zeros_like(token))
+    return jnp.where(greedy, best, token).astype(jnp.int32)
+
+
+def _invert(mass: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The first index whose cumulative mass is above `uniform` times the whole; never one without mass."""
+    up_to = jnp.cumsum(mass, axis=-1)
+    whole = up_to[:, -1:]
+    wanted = jnp.minimum(uniform[:, None] * whole, jnp.nextafter(whole, 0.0))
+    return jnp.argmax(up_to > wanted, axis=-1)
+
+
+def threshold(z: Float[Array, "B V"], how: RowSampling) -> Float[Array, "B 1"]:
+    """The lowest tempered logit that may be drawn; -inf where no cut is made.
+
+    `top_k` first, then `top_p` of the rest: a nucleus holds every token before which less than `top_p` has been
+    collected, so at least one (arXiv:1904.09751, section 3.1). `min_p` is of the whole. Equal logits at an edge are all
+    kept. By bisection over the float32 numbers, 32 sums over the vocabulary where a sort would take ten times as long.
+    """
+    lowest = jnp.full((z.shape[0], 1), -jnp.inf)
+    by_rank = (how.top_k > 0) & (how.top_k < z.shape[-1])
+    by_mass = how.top_p < 1
+    top = z.max(-1, keepdims=True)
+
+    def ranked() -> Array:
+        found = _largest(z, lambda t: (z >= t).sum(-1, keepdims=True) >= how.top_k[:, None])
+        return jnp.where(by_rank[:, None], found, lowest)
+
+    least = jax.lax.cond(by_rank.any(), ranked, lambda: lowest)
+
+    def nucleus() -> Array:
+        p = jnp.where(z >= least, jnp.exp(z - top), 0.0)
+        need = how.top_p[:, None] * p.sum(-1, keepdims=True)
+        found = _largest(z, lambda t: jnp.where(z >= t, p, 0.0).sum(-1, keepdims=True) >= need)
+        return jnp.where(by_mass[:, None], jnp.maximum(found, least), least)
+
+    least = jax.lax.cond(by_mass.any(), nucleus, lambda: least)
+    likely = jnp.where(how.min_p > 0, top[:, 0] + jnp.log(how.min_p), -jnp.inf)[:, None]
+    return jnp.maximum(least, jnp.minimum(likely, top))
+
+
+def _largest(z: Float[Array, "B V"], enough: Any) -> Float[Array, "B 1"]:
+    """The largest t that is `enough`, which every number below it is too. At most the maximum of a row.
+
+    float32 numbers in their order are 32-bit integers in theirs, once those of the negative ones are turned round.
+    """
+
+    def number(i: Array) -> Array:
+        return jax.lax.bitcast_convert_type(jnp.where(i < 0, i ^ 0x7FFFFFFF, i), jnp.float32)
+
+    def integer(x: Array) -> Array:
+        i = jax.lax.bitcast_convert_type(x, jnp.int32)
+        return jnp.where(i < 0, i ^ 0x7FFFFFFF, i)
+
+    def halve(_: Array, span: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = span  # low is enough, high is not
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        good = enough(number(middle))
+        return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+    low = jnp.full((z.shape[0], 1), integer(jnp.float32(-jnp.inf)))
+    high = integer(z.max(-1, keepdims=True)) + 1
+    return number(jax.lax.fori_loop(0, 32, halve, (low, high))[0])
