@@ -12,6 +12,7 @@ from rlvr_jax.models.lora import Lora
 from rlvr_jax.objective import Objective
 from rlvr_jax.rollout.engine import Decoding
 from rlvr_jax.rollout.sampling import Sampling
+from rlvr_jax.rollout.tools import Turns
 from rlvr_jax.tasks.base import Task
 from rlvr_jax.tasks.maze import Maze
 from rlvr_jax.types import BatchSpec
@@ -113,6 +114,22 @@ class Batch:
     def updates(self) -> int:
         """Optimiser steps for each rollout batch and pass."""
         return self.minibatches * self.epochs
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Where answers are judged. Training waits for the last one in any case."""
+
+    workers: int = 0
+    """Processes that judge finished answers while others are being sampled, each killed where it takes too long. 0: in the
+    training process, after sampling, without a deadline."""
+    deadline: float = 10.0
+    """Seconds for one answer in a worker; over it, the verdict is `timeout`."""
+
+    def __post_init__(self):
+        _positive(self, "verification", "workers", least=0)
+        if not self.deadline > 0:
+            raise ValueError(f"verification.deadline is a positive number of seconds, got {self.deadline}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +260,9 @@ class Config:
     objective: Objective = dataclasses.field(default_factory=Objective)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    turns: Turns | None = None
+    """Tools that an answer may call; None: it calls none."""
+    verification: Verification = dataclasses.field(default_factory=Verification)
     batch: Batch = dataclasses.field(default_factory=Batch)
     prompts: Prompts = dataclasses.field(default_factory=Prompts)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
@@ -261,6 +281,11 @@ class Config:
             raise ValueError(
                 f"batch.max_rounds={self.batch.max_rounds} replaces the groups that a filter of the objective leaves out, and "
                 "this objective has none: add drop_uniform_groups to objective.mask (objective dapo has it), or set it to 1."
+            )
+        if self.turns is not None and self.turns.max_result_tokens >= self.sampling.max_new_tokens:
+            raise ValueError(
+                f"turns.max_result_tokens={self.turns.max_result_tokens} leaves no room in sampling.max_new_tokens="
+                f"{self.sampling.max_new_tokens}, which counts a tool's tokens too: raise the one or lower the other."
             )
         if self.model.scratch is not None and self.task.vocabulary() is None:
             raise ValueError(
@@ -296,6 +321,7 @@ FREE = frozenset(
         "batch.micro_batches",
         "decoding.slots",
         "decoding.segment",
+        "verification",
     }
 )
 """Keys (and everything below them) that may differ when a run is resumed: they change no sample and no gradient."""

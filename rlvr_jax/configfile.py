@@ -15,6 +15,7 @@ from rlvr_jax import registry
 from rlvr_jax.config import Config
 from rlvr_jax.objective import Objective
 from rlvr_jax.objective.presets import from_config, to_config
+from rlvr_jax.rollout.tools import Tool
 from rlvr_jax.tasks.base import Task
 
 
@@ -40,15 +41,18 @@ def parse(tree: Mapping[Any, Any]) -> Config:
 
 def to_plain(config: Config) -> dict[str, Any]:
     """Plain data that `parse` turns into an equal config, every default spelt out."""
-    out = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
-    for name, value in out.items():
-        if name == "objective":
-            out[name] = to_config(value)
-        elif name == "task":
-            out[name] = {"name": value.name, **dataclasses.asdict(value)}
-        elif dataclasses.is_dataclass(value):
-            out[name] = dataclasses.asdict(value)  # type: ignore[arg-type]
-    return json.loads(json.dumps(out))
+    return json.loads(json.dumps(_plain(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Objective):
+        return to_config(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return {"name": value.name, **fields} if isinstance(value, Task | Tool) else fields
 
 
 def to_yaml(config: Config) -> str:
@@ -68,7 +72,11 @@ def _section(cls: type, where: str, value: Any) -> Any:
 
 def _field(hint: Any, where: str, value: Any) -> Any:
     if hint is Task:
-        return _task(value)
+        return _registered("task", "task", value)
+    if hint == tuple[Tool, ...]:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where} is a list of tools, got {value!r}.")
+        return tuple(_registered("tool", where, each) for each in value)
     if hint is Objective:
         return from_config(value)
     kinds = [t for t in (hint, *typing.get_args(hint)) if isinstance(t, type) and dataclasses.is_dataclass(t)]
@@ -76,13 +84,14 @@ def _field(hint: Any, where: str, value: Any) -> Any:
     return _section(kinds[0], where, value) if kinds and not left_out else value
 
 
-def _task(value: Any) -> Task:
+def _registered(slot: str, where: str, value: Any) -> Any:
+    """A task or a tool, by its name."""
     fields = {"name": value} if isinstance(value, str) else value
     if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
-        raise ValueError(f"task is a name, or a mapping with `name` and its fields; got {value!r}.")
+        raise ValueError(f"{where} is a name, or a mapping with `name` and its fields; got {value!r}.")
     fields = {str(k): v for k, v in fields.items()}
     name = fields.pop("name")
-    return registry.construct(registry.lookup("task", name), f"task {name!r}", fields)
+    return registry.construct(registry.lookup(slot, name), f"{slot} {name!r}", fields)
 
 
 def override(tree: Mapping[Any, Any], words: Sequence[str]) -> dict[Any, Any]:

@@ -162,7 +162,8 @@ TRAINING = [
         {},
         ["--stepz", "3"],
         "config has no field 'stepz'; Did you mean 'steps'? its fields are run_dir, seed, steps, task, model, objective, "
-        "sampling, batch, prompts, optimizer, warmup, mesh, checkpoint, evaluation, logging.",
+        "sampling, decoding, turns, verification, batch, prompts, optimizer, warmup, mesh, checkpoint, evaluation, "
+        "logging.",
     ),
     ({}, ["--objective", "f_gpro"], f"no objective called 'f_gpro'. Did you mean 'f_grpo'? Known: {KNOWN}."),
     (
@@ -333,7 +334,7 @@ def test_an_evaluation_that_cannot_be_made_is_one_line(trained, capsys, unbuilt)
         capsys,
         ["eval", folder, "--sampling.temprature", 1],
         "sampling has no field 'temprature'; Did you mean 'temperature'? its fields are temperature, top_k, top_p, "
-        "max_new_tokens.",
+        "min_p, max_new_tokens, min_new_tokens, stop, statistics.",
     )
 
 

@@ -1,12 +1,14 @@
 """Samples and records to a `Rollout`: decode, verify, and lay the rows out for the trainer."""
 
 import dataclasses
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Samples
+from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 from rlvr_jax.types import Mean, Metrics, Rollout
 
@@ -36,8 +38,31 @@ def decode(tokenizer: Any, tokens: np.ndarray, length: np.ndarray) -> list[str]:
     ]
 
 
-def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) -> Collected:
-    """Verify the samples of a prompt batch.
+class Early:
+    """Answers go to a judge as they are finished, while others are sampled: give `on_row` to the sampler, then `verdicts`
+    to `collect`."""
+
+    def __init__(self, judge: Judge, tokenizer: Any, records: tuple[dict, ...], group_size: int):
+        self._judge, self._tokenizer, self._records, self._size = judge, tokenizer, records, group_size
+        self._asked: dict[int, Future[Verdict]] = {}
+
+    def on_row(self, row: int, tokens: np.ndarray) -> None:
+        (text,) = decode(self._tokenizer, tokens[None], np.array([len(tokens)]))
+        self._asked[row] = self._judge.submit(self._records[row // self._size], text)
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """In the order of the rows; waits for those that are missing."""
+        return tuple(self._asked[row].result() for row in range(len(self._records) * self._size))
+
+
+def collect(
+    task: Task,
+    tokenizer: Any,
+    batch: PromptBatch,
+    samples: Samples,
+    verdicts: tuple[Verdict, ...] | None = None,
+) -> Collected:
+    """Verify the samples of a prompt batch, where `verdicts` are not there already.
 
     A response is rejected, and counted, where a log-probability of it is not finite or where there is no finite reward:
     nothing of it is trained, and its group is judged by the others.
@@ -45,7 +70,7 @@ def collect(task: Task, tokenizer: Any, batch: PromptBatch, samples: Samples) ->
     tokens, length = np.asarray(samples.tokens), np.asarray(samples.length)
     group_size = len(tokens) // len(batch.length)
     completions = decode(tokenizer, tokens, length)
-    verdicts = verify(task, batch.records, completions)
+    verdicts = verify(task, batch.records, completions) if verdicts is None else verdicts
     mask = samples.mask.copy()
     broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
     reward = np.array([np.nan if v.reward is None else v.reward for v in verdicts], np.float32)

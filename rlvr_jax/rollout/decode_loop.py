@@ -234,8 +234,7 @@ class Loop:
             drawn = at_work & ~reads
             place = jnp.minimum(slots.read, self.room - 1)[:, None]
             token = jnp.where(reads, jnp.take_along_axis(slots.given, place, axis=1)[:, 0], token)
-        want = {Stat.LOGPROB, *self.sampling.statistics}
-        found = dense_stats(logits, token, want, temperature=how.score_temperature[:, None])
+        found = dense_stats(logits, token, self.sampling.wanted, temperature=how.score_temperature[:, None])
         position = slots.position + at_work
         stopped = drawn & ends[token]
         cut = at_work & ~stopped & (position >= how.max_new_tokens)

@@ -15,10 +15,10 @@ from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.decoding import CACHE_TYPES, CacheType
 from rlvr_jax.rollout.decode_loop import Edits, Loop, Slots
-from rlvr_jax.rollout.protocol import Request, Samples
+from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.rollout.slots import Layout, plan
-from rlvr_jax.rollout.table import OnRow, Table
+from rlvr_jax.rollout.table import Table
 from rlvr_jax.rollout.tools import Turns
 from rlvr_jax.rollout.turns import Conversation
 from rlvr_jax.rollout.workers import Workers
@@ -113,7 +113,7 @@ class Engine:
         """Sample with these parameters from now on. Nothing of the weights before them is kept, no cache either."""
         self._params, self._weights, self.version = params, self._to_weights(params), version
 
-    def sample(self, request: Request, on_row: OnRow = lambda row, tokens: None) -> Samples:
+    def sample(self, request: Request, on_row: OnRow = ignore) -> Samples:
         """All responses of a request."""
         layout = self.layout(request)
         how = RowSampling.of(self.sampling, request.rows, request.overrides)

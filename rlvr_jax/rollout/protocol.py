@@ -1,7 +1,8 @@
 """What samples: a request for responses, the responses, and the protocol of whatever gives them."""
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -54,6 +55,14 @@ class Samples:
         return self.stats.get(Stat.ENTROPY, np.full_like(self.logprob, np.nan))
 
 
+OnRow: TypeAlias = Callable[[int, np.ndarray], None]
+"""Told of each row that is over, and its tokens, while others are at work."""
+
+
+def ignore(row: int, tokens: np.ndarray) -> None:
+    """The `OnRow` of who waits for all of them."""
+
+
 class Sampler(Protocol):
     """What a training step samples with: the loop of this package (`engine.Engine`), or an engine of somebody else."""
 
@@ -61,6 +70,6 @@ class Sampler(Protocol):
         """Sample with these weights from now on. Raises ValueError where what arrived is not what was sent."""
         ...
 
-    def sample(self, request: Request) -> Samples:
+    def sample(self, request: Request, on_row: OnRow = ignore) -> Samples:
         """All responses of a request."""
         ...

@@ -40,12 +40,10 @@ class Sampling:
     """No stop token is drawn before a response has as many others."""
     stop: tuple[str, ...] = ()
     """Strings that end a response: the token that completes one is its last. Nothing is added to what was sampled."""
-    statistics: tuple[Stat, ...] = (Stat.ENTROPY,)
-    """What is computed for each token on the way, beside its log-probability."""
+    statistics: tuple[str, ...] = ("entropy",)
+    """What is computed for each token on the way, beside its log-probability: names of `Stat`."""
 
     def __post_init__(self):
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "statistics", tuple(Stat(s) for s in self.statistics))
         if not self.temperature >= 0:
             raise ValueError(f"sampling.temperature is >= 0 (0: greedy), got {self.temperature}.")
         if not 0 < self.top_p <= 1:
@@ -60,8 +58,17 @@ class Sampling:
             raise ValueError(
                 f"sampling.min_new_tokens is in 0..max_new_tokens={self.max_new_tokens}, got {self.min_new_tokens}."
             )
+        if unknown := set(self.statistics) - set(Stat):
+            raise ValueError(
+                f"sampling.statistics holds names of {', '.join(Stat)}, got {', '.join(sorted(unknown))}."
+            )
         if not all(isinstance(s, str) and s for s in self.stop):
             raise ValueError(f"sampling.stop holds strings that are not empty, got {list(self.stop)}.")
+
+    @property
+    def wanted(self) -> frozenset[Stat]:
+        """What is computed for each token."""
+        return frozenset({Stat.LOGPROB, *map(Stat, self.statistics)})
 
     @property
     def score_temperature(self) -> float:
@@ -138,29 +145,32 @@ def draw(
     token of it. Two numbers of 23 bits resolve probabilities that one would round away, and no cumulative sum runs over
     the vocabulary. A number for each token (the Gumbel trick) would cost as much as the head.
     """
-    z, early = logits / how.score_temperature[:, None], position < how.min_new_tokens
-    top = row_maximum(z)
-    least = threshold(jnp.where(early[:, None] & stop[None], -jnp.inf, z), how)
-
-    def mass(z: Array, ends: Array) -> Array:
-        return jnp.where((z >= least) & ~(early[:, None] & ends), jnp.exp(z - top), 0.0)
-
+    z = logits / how.score_temperature[:, None]
     blocks = max(n for n in range(1, _BLOCKS + 1) if z.shape[-1] % n == 0)
     cut = lambda x: x.reshape(*x.shape[:-1], blocks, -1)  # noqa: E731
     uniform = jax.vmap(lambda key, p: jax.random.uniform(jax.random.fold_in(key, p), (2,)))(keys, position)
-    block = _invert(cut(mass(z, stop[None])).sum(-1), uniform[:, 0])
-    inside = jnp.take_along_axis(cut(z), block[:, None, None], axis=1)[:, 0]
-    token = block * inside.shape[1] + _invert(mass(inside, cut(stop)[block]), uniform[:, 1])
-    greedy = how.temperature == 0
-    shut = lambda: jnp.where(early[:, None] & stop[None], -jnp.inf, z)  # noqa: E731
-    best = jax.lax.cond(greedy.any(), lambda: jnp.argmax(shut(), -1), lambda: jnp.zeros_like(token))
-    return jnp.where(greedy, best, token).astype(jnp.int32)
+    greedy, early = how.temperature == 0, position < how.min_new_tokens
+
+    def among(z: Array) -> Array:
+        least, top = threshold(z, how), row_maximum(z)
+        mass = lambda z: jnp.where(z >= least, jnp.exp(z - top), 0.0)  # noqa: E731
+        block = _invert(cut(mass(z)).sum(-1), uniform[:, 0])
+        inside = jnp.take_along_axis(cut(z), block[:, None, None], axis=1)[:, 0]
+        token = block * inside.shape[1] + _invert(mass(inside), uniform[:, 1])
+        best = jax.lax.cond(greedy.any(), lambda: jnp.argmax(z, -1), lambda: jnp.zeros_like(token))
+        return jnp.where(greedy, best, token).astype(jnp.int32)
+
+    # A draw of its own for early rows: beside a stop token that is all but certain, the others' masses round to 0.
+    token = among(z)
+    others = lambda: jnp.where(early, among(jnp.where(stop[None], -jnp.inf, z)), token)  # noqa: E731
+    return jax.lax.cond(early.any(), others, lambda: token)
 
 
 def _invert(mass: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """The first index whose cumulative mass is above `uniform` times the whole; never one without mass."""
-    up_to = jnp.cumsum(mass, axis=-1)
-    whole = up_to[:, -1:]
+    # A sum in parallel may round up where nothing is added.
+    up_to = jnp.where(mass > 0, jnp.cumsum(mass, axis=-1), 0.0)
+    whole = up_to.max(-1, keepdims=True)
     wanted = jnp.minimum(uniform[:, None] * whole, jnp.nextafter(whole, 0.0))
     return jnp.argmax(up_to > wanted, axis=-1)
 

@@ -1,16 +1,11 @@
 """What the rows of a request have written, on the host."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from rlvr_jax.rollout.decode_loop import Log
-from rlvr_jax.rollout.protocol import Samples
+from rlvr_jax.rollout.protocol import OnRow, Samples
 from rlvr_jax.rollout.sampling import Sampling
 from rlvr_jax.types import Stat
-
-OnRow = Callable[[int, np.ndarray], None]
-"""Told of each row that is over, and its tokens, while others are at work."""
 
 
 class Table:
@@ -21,7 +16,7 @@ class Table:
         self.tokens, self.length = np.zeros(shape, np.int32), np.zeros(rows, np.int32)
         self.truncated = np.zeros(rows, bool)
         self._mask, self._logprob = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self._stats = {Stat(s): np.zeros(shape, np.float32) for s in sampling.statistics}
+        self._stats = {s: np.zeros(shape, np.float32) for s in sampling.wanted - {Stat.LOGPROB}}
         self._on_row = on_row
 
     def write(self, log: Log) -> None:

@@ -10,9 +10,10 @@ from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
 from rlvr_jax.models.lora import joined
-from rlvr_jax.rollout.collect import collect
+from rlvr_jax.rollout.collect import Early, collect
 from rlvr_jax.rollout.prompts import PromptStream
 from rlvr_jax.rollout.refill import Filled, Groups, Refill
+from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
 from rlvr_jax.train.logs import Logs, Round, check_logging, counting, merge, say, warn_about
@@ -49,8 +50,10 @@ def fit(config: Config) -> Outcome:
     program = assemble(config, num_prompts=len(config.task.records("train")))
     stream = program.stream(config.batch.prompts)
     open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else EVERY_KEY)
-    with jax.set_mesh(program.mesh), StopRequest() as stop, Checkpoints.of(config) as checkpoints:
-        return Run(program, run_dir, stream, checkpoints, stop).train()
+    judging = Workers(config.verification.workers, config.verification.deadline)
+    with jax.set_mesh(program.mesh), judging as workers, Checkpoints.of(config) as checkpoints:
+        with StopRequest() as stop:
+            return Run(program, run_dir, stream, checkpoints, Judge(config.task, workers), stop).train()
 
 
 def free_keys(config: Config) -> frozenset[str]:
@@ -67,10 +70,11 @@ class Run:
         run_dir: pathlib.Path,
         stream: PromptStream,
         checkpoints: Checkpoints,
+        judge: Judge,
         stop: StopRequest,
     ):
         self.program, self.config, self.run_dir = program, program.config, run_dir
-        self.stream, self.checkpoints, self.stop = stream, checkpoints, stop
+        self.stream, self.checkpoints, self.judge, self.stop = stream, checkpoints, judge, stop
         self.phases = Phases()
         self.collapse = CollapseRecord()
         self.surplus: Groups | None = None
@@ -120,10 +124,11 @@ class Run:
             program.sampler.push(state.policy, version=step)
         while not (refill.full or refill.rounds == size.max_rounds or self.stop.asked):
             prompts = next(self.stream).after(refill.rounds)
+            early = Early(self.judge, program.tokenizer, prompts.records, size.group_size)
             with self.phases("sample"):
-                samples = program.sample_batch(prompts, step=step, seed=config.seed)
+                samples = program.sample_batch(prompts, step=step, seed=config.seed, on_row=early.on_row)
             with self.phases("verify"):
-                found = collect(config.task, program.tokenizer, prompts, samples)
+                found = collect(config.task, program.tokenizer, prompts, samples, early.verdicts())
             rounds.append(Round(prompts, found))
             refill.add(found)
         return refill, rounds

@@ -20,7 +20,7 @@ from rlvr_jax.models.lora import split_trained
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
 from rlvr_jax.rollout.engine import Engine
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
-from rlvr_jax.rollout.protocol import Request, Samples
+from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
@@ -62,11 +62,13 @@ class Program:
         limit, policy = config.prompts.max_tokens, config.prompts.too_long
         return PromptStream(config.task, self.tokenizer, "train", batch, limit, policy, config.seed)
 
-    def sample_batch(self, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0) -> Samples:
+    def sample_batch(
+        self, batch: PromptBatch, *, step: int, seed: int, first_sample: int = 0, on_row: OnRow = ignore
+    ) -> Samples:
         """`group_size` responses to each prompt of a batch, from the weights that the sampler was given last."""
         group = self.spec.group_size
         first = (first_sample + batch.occurrence * group).astype(np.int32)
-        return self.sampler.sample(Request(batch, first, group, seed, step))
+        return self.sampler.sample(Request(batch, first, group, seed, step), on_row)
 
     def learning_rate_at(self, step: int) -> float:
         """Of the first optimiser step of a training step."""
@@ -147,7 +149,16 @@ def assemble(config: Config, num_prompts: int) -> Program:
     model_config = _model_config(config, len(tokenizer))
     graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
     model, traces = nnx.merge(graphdef, params), Counter()
-    sampler = Engine(model, config.sampling, stop, decoding=config.decoding, mesh=mesh, traces=traces)
+    sampler = Engine(
+        model,
+        config.sampling,
+        stop,
+        tokenizer=tokenizer,
+        turns=config.turns,
+        decoding=config.decoding,
+        mesh=mesh,
+        traces=traces,
+    )
     params, frozen = split_trained(_placed(params, param_shardings(params, mesh)), config.model.lora)
     forward = Forward(graphdef, config.sampling.score_temperature, config.model.vocab_chunk)
     spec = config.spec(num_prompts)
