@@ -64,7 +64,8 @@ class Conversation:
         lines = log.row[:, slot] == row
         last = int(np.flatnonzero(lines)[-1])
         tokens = int(log.position[last, slot]) + 1
-        over = bool(log.stopped[last, slot] | log.cut[last, slot])
+        stopped, cut = bool(log.stopped[last, slot]), bool(log.cut[last, slot])
+        over = stopped or cut
         ends = self._first_end(row, tokens)
         self._checked[row] = tokens
         if ends is not None:
@@ -72,6 +73,8 @@ class Conversation:
             call = find_call(text, self._tools) if self._turns else None
             if call is None:
                 self._end(row, slot, ends, truncated=False, there=not over)
+            elif over and ends == tokens:  # by the loop's word: there is no room for an answer, or none is wanted
+                self._end(row, slot, ends, truncated=cut, there=False)
             elif self._turns is not None and self._calls[row] < self._turns.max_calls:
                 self._calls[row] += 1
                 assert self._workers is not None
@@ -81,7 +84,7 @@ class Conversation:
             else:
                 self._end(row, slot, ends, truncated=True, there=not over)
         elif over:
-            self._end(row, slot, tokens, truncated=bool(log.cut[last, slot]), there=False)
+            self._end(row, slot, tokens, truncated=cut, there=False)
 
     def _first_end(self, row: int, tokens: int) -> int | None:
         """How many tokens the row has where a string first ends it."""
