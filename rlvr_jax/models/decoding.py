@@ -136,6 +136,28 @@ def _stored(x: Float[Array, "... H"], dtype: Any) -> tuple[Array, Array | None]:
     return jnp.round(steps).astype(jnp.int8), scale
 
 
+def resized(cache: Cache, length: int) -> Cache:
+    """With room for `length` own tokens of each row; what is behind it is left out."""
+
+    def along(x: Array, axis: int) -> Array:
+        more = length - x.shape[axis]
+        if more <= 0:
+            return jax.lax.slice_in_dim(x, 0, length, axis=x.ndim + axis)
+        return jnp.pad(x, [(0, more if i == x.ndim + axis else 0) for i in range(x.ndim)])
+
+    def of_layer(kv: KeysValues) -> KeysValues:
+        scales = [None if s is None else along(s, -1) for s in (kv.key_scale, kv.value_scale)]
+        keys, values = along(kv.keys, -1), along(kv.values, -2)
+        return KeysValues(keys=keys, values=values, key_scale=scales[0], value_scale=scales[1])
+
+    return tuple(map(of_layer, cache)) if isinstance(cache, tuple) else of_layer(cache)
+
+
+def cache_length(cache: Cache) -> int:
+    """Own tokens that there is room for."""
+    return (cache[0] if isinstance(cache, tuple) else cache).keys.shape[-1]
+
+
 def decode(
     model: Decoder,
     weights: DecodeWeights,
@@ -153,7 +175,7 @@ def decode(
     share = tokens.shape[0] // prompts.length.shape[0]
     start = jnp.repeat(prompts.length, share, total_repeat_length=tokens.shape[0])
     angles = model.angles((start + position)[:, None])
-    places = _Distances(prompts, position, share, length=_length(cache))
+    places = _Distances(prompts, position, share, length=cache_length(cache))
 
     def layer(
         x: Array, w: Layer, shared: KeysValues, own: KeysValues, at: tuple, window: Any
@@ -196,7 +218,7 @@ class _Distances:
 
     def __init__(self, prompts: SharedPrompts, position: Int[Array, " B"], share: int, length: int):
         self.own = position[:, None] - jnp.arange(length)[None]
-        place = jnp.arange(_length(prompts.layers))
+        place = jnp.arange(cache_length(prompts.layers))
         real = place[None, None] < prompts.length[:, None, None]
         behind = prompts.length[:, None, None] + position.reshape(-1, share)[:, :, None] - place[None, None]
         self.real, self.prompt = real, jnp.where(real, behind, -1)
@@ -207,10 +229,6 @@ class _Distances:
         reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
         inside = lambda x: (x >= 0) & (x < reach)  # noqa: E731
         return inside(self.prompt), inside(self.own)
-
-
-def _length(cache: Cache) -> int:
-    return (cache[0] if isinstance(cache, tuple) else cache).keys.shape[-1]
 
 
 def _put(

@@ -24,6 +24,7 @@ from rlvr_jax.models.decoding import (
     decode_weights,
     init_cache,
     of_blocks,
+    resized,
     shared_prompts,
 )
 from rlvr_jax.rollout.sampling import RowSampling, Sampling, draw, row_keys
@@ -137,8 +138,8 @@ class Loop:
         last = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)[:, 0]
         return Rows(prompts=shared_prompts(model, prefix, self.cache), last=last, keys=keys, how=how)
 
-    def start(self, rows: Rows, layout: Layout) -> Slots:
-        """All slots free."""
+    def start(self, rows: Rows, layout: Layout, length: int) -> Slots:
+        """All slots free, with room for `length` tokens each."""
         zero = constrain(jnp.zeros(layout.slots, jnp.int32), "batch")
         nothing = None
         if layout.refills:
@@ -151,9 +152,13 @@ class Loop:
             given=jnp.zeros((layout.slots, self.room), jnp.int32),
             read=zero,
             pending=zero,
-            cache=init_cache(self.model, layout.slots, self.sampling.max_new_tokens, self.cache),
+            cache=init_cache(self.model, layout.slots, length, self.cache),
             shared=nothing,
         )
+
+    def resize(self, slots: Slots, length: int) -> Slots:
+        """More room for tokens, or less where no row needs it: a step reads all that there is."""
+        return dataclasses.replace(slots, cache=resized(slots.cache, length))
 
     def advance(
         self, weights: DecodeWeights, rows: Rows, slots: Slots, edits: Edits, layout: Layout

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder
-from rlvr_jax.models.decoding import CACHE_TYPES, CacheType
+from rlvr_jax.models.decoding import CACHE_TYPES, CacheType, cache_length
 from rlvr_jax.rollout.decode_loop import Edits, Loop, Slots
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
@@ -25,6 +25,8 @@ from rlvr_jax.rollout.workers import Workers
 from rlvr_jax.sharding import batch_shards, row_sharding
 
 _TOOL_PROCESSES = 2
+_SMALLEST_ROOM = 64
+"""Tokens of a cache; rooms are this times a power of 2, or all that a row may have. Ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Engine:
             return jax.jit(traced, compiler_options=options, **how)
 
         self._to_weights, self._prefill = jitted("weights"), jitted("prefill")
-        self._start = jitted("start", static_argnums=1)
+        self._start = jitted("start", static_argnums=(1, 2))
+        self._resize = jitted("resize", static_argnums=1)
         self._advance = jitted("advance", static_argnums=4, donate_argnums=2)
 
     def push(self, params: Any, version: int) -> None:
@@ -122,7 +125,7 @@ class Engine:
         seed, step = jnp.asarray(request.seed), jnp.asarray(request.step)
         rows = self._prefill(self._params, *arrays, seed, step, self._placed(how))
         table = Table(request.rows, self.sampling, on_row)
-        slots = self._start(rows, layout)
+        slots = self._start(rows, layout, self._room(self.loop.segment))
         advance = functools.partial(self._advance, self._weights, rows)
         if self.sampling.stop or self.turns:
             self._converse(advance, slots, layout, table)
@@ -135,6 +138,7 @@ class Engine:
         nothing, left, logs = Edits.none(layout.slots, 0), True, []
         while left or logs:
             if left:
+                slots = self._with_room(slots, table.longest + len(logs) * self.loop.segment)
                 slots, log, left = advance(slots, nothing, layout)
                 logs.append(log)
             if len(logs) > 1 or not left:
@@ -149,8 +153,18 @@ class Engine:
         )
         edits, left = Edits.none(layout.slots, self.loop.room), True
         while left or edits.on.any():
+            slots = self._with_room(slots, table.longest)
             slots, log, left = advance(slots, edits, layout)
             edits = talk.read(jax.device_get(log))
+
+    def _room(self, tokens: int) -> int:
+        """How many tokens the cache has room for where that many are needed: few sizes, as each is compiled."""
+        return min(self.sampling.max_new_tokens, max(_SMALLEST_ROOM, 1 << (tokens - 1).bit_length()))
+
+    def _with_room(self, slots: Slots, longest: int) -> Slots:
+        """For one more segment, where the longest row that is not over has that many tokens."""
+        room = self._room(longest + self.loop.segment)
+        return slots if room == cache_length(slots.cache) else self._resize(slots, room)
 
     def layout(self, request: Request) -> Layout:
         """The schedule of a request."""

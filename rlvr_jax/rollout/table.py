@@ -14,10 +14,15 @@ class Table:
     def __init__(self, rows: int, sampling: Sampling, on_row: OnRow):
         shape = rows, sampling.max_new_tokens
         self.tokens, self.length = np.zeros(shape, np.int32), np.zeros(rows, np.int32)
-        self.truncated = np.zeros(rows, bool)
+        self.truncated, self._written = np.zeros(rows, bool), np.zeros(rows, np.int32)
         self._mask, self._logprob = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self._stats = {s: np.zeros(shape, np.float32) for s in sampling.wanted - {Stat.LOGPROB}}
         self._on_row = on_row
+
+    @property
+    def longest(self) -> int:
+        """Tokens so far of the longest row that is not over."""
+        return int(np.where(self.length > 0, 0, self._written).max())
 
     def write(self, log: Log) -> None:
         """The lines of a segment."""
@@ -25,6 +30,7 @@ class Table:
         at = log.row[real], log.position[real]
         self.tokens[at], self._mask[at] = log.token[real], log.drawn[real]
         self._logprob[at] = log.logprob[real]
+        np.maximum.at(self._written, at[0], at[1] + 1)
         for stat, values in log.stats.items():
             self._stats[stat][at] = values[real]
 

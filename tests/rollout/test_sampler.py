@@ -338,7 +338,7 @@ def test_the_loop_ends_with_the_longest_row():
     asked = tiny.request(prompts(4))
     rows = sampler._prefill(tiny.decoder()[1], *prompts(4), 0, 0, RowSampling.of(FULL, asked.rows))
     layout = sampler.layout(asked)
-    slots = sampler._start(rows, layout)
+    slots = sampler._start(rows, layout, T)
     nothing = Edits.none(layout.slots, 0)
     _, log, left = sampler._advance(sampler._weights, rows, slots, nothing, layout)
     assert not left and ((np.asarray(log.row) >= 0).any(1)).sum() == found.length.max() < T
