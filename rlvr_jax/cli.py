@@ -11,6 +11,8 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg, subcommand
 
+from rlvr_jax.rollout.bench.workload import SamplerBench
+
 
 @dataclasses.dataclass(frozen=True)
 class Train:
@@ -80,12 +82,25 @@ class Variants:
     json: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measure on this machine: tokens per second, prefill and decoding apart, memory, and how far from what the machine
+    could do; beside `transformers.generate` in the same run. Progress is on standard error."""
+
+    what: Positional[Literal["sampler"]]
+    """What writes the responses."""
+    options: Annotated[SamplerBench, arg(name="")]
+    json: bool = False
+    """Print one line of JSON instead of a table."""
+
+
 Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Eval, subcommand("eval")]
     | Annotated[Sample, subcommand("sample")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Variants, subcommand("variants")]
+    | Annotated[Bench, subcommand("bench")]
 )
 
 
@@ -100,7 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return_unknown_args=True,
         use_underscores=False,
     )
-    run = {Train: _train, Eval: _eval, Sample: _sample, Export: _export, Variants: _variants}[type(command)]
+    run = {
+        Train: _train,
+        Eval: _eval,
+        Sample: _sample,
+        Export: _export,
+        Variants: _variants,
+        Bench: _bench,
+    }[type(command)]
     try:
         return run(command, rest)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -172,6 +194,20 @@ def _variants(command: Variants, rest: Sequence[str]) -> int:
         raise ValueError(f"variants takes the name of one objective, got {' '.join(rest)!r} beside it.")
     found = describe(command.preset) if command.preset else listing()
     print(json.dumps(found.data) if command.json else found.text)
+    return 0
+
+
+def _bench(command: Bench, rest: Sequence[str]) -> int:
+    from rlvr_jax.rollout.bench.measure import measure
+    from rlvr_jax.rollout.bench.report import report
+
+    if rest:
+        raise ValueError(f"bench {command.what} has no option {' '.join(rest)!r}: see rlvr-jax bench --help.")
+    found = measure(command.options, lambda line: print(line, file=sys.stderr, flush=True))
+    if command.json:
+        print(json.dumps(found))
+    else:
+        Console().print(report(found))
     return 0
 
 

@@ -1,0 +1,37 @@
+"""Times the sampler against `transformers.generate`, on the shapes that it is judged by.
+
+    python bench/sampler.py                                     # SmolLM2-135M's shape, random weights
+    python bench/sampler.py --model MODEL --dtype float32       # words for `rlvr-jax bench sampler`
+
+That is `rlvr-jax bench sampler` once for each preset, in a process of its own so that peaks of memory are apart, and once
+for groups of 1, 4 and 16. On a CPU glibc's malloc is told to keep its buffers, as `make demo` does; it reads that when a
+process starts, so whoever runs the command alone sets the three variables of `KEEP_BUFFERS` in front of it. A line of JSON
+for each run, on standard output; progress on standard error.
+"""
+
+import os
+import subprocess
+import sys
+
+from rlvr_jax.rollout.bench.measure import KEEP_BUFFERS
+
+RUNS = (
+    ("--preset", "batch-64"),
+    ("--preset", "distinct-64"),
+    ("--preset", "long-tail"),
+    ("--preset", "long-tail", "--prompts", "4", "--new-tokens", "32", "--no-compare", "--scaling"),
+)
+
+
+def main(words: list[str]) -> int:
+    """The first exit status that is not 0."""
+    for run in RUNS:
+        command = [sys.executable, "-m", "rlvr_jax.cli", "bench", "sampler", "--json", *run, *words]
+        status = subprocess.run(command, env=KEEP_BUFFERS | os.environ).returncode
+        if status:
+            return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
