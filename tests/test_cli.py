@@ -367,7 +367,9 @@ def test_variants_takes_one_name(capsys):
     )
 
 
-@pytest.mark.parametrize("words", [[], ["trian"], ["train"], ["sample", "x"], ["bench"], ["bench", "smapler"]])
+@pytest.mark.parametrize(
+    "words", [[], ["trian"], ["train"], ["sample", "x"], ["bench"], ["bench", "smapler"]]
+)
 def test_wrong_usage_has_exit_status_2(words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
