@@ -73,14 +73,16 @@ class Conversation:
             call = find_call(text, self._tools) if self._turns else None
             if call is None:
                 self._end(row, slot, ends, truncated=False, there=not over)
-            elif over and ends == tokens:  # by the loop's word: there is no room for an answer, or none is wanted
+            elif (
+                over and ends == tokens
+            ):  # by the loop's word: there is no room for an answer, or none is wanted
                 self._end(row, slot, ends, truncated=cut, there=False)
             elif self._turns is not None and self._calls[row] < self._turns.max_calls:
                 self._calls[row] += 1
                 assert self._workers is not None
                 limit = self._turns.max_result_chars
                 self._asked[row] = slot, ends, run_call(call, self._tools, self._workers, limit)
-                self._set(slot, paused=True, position=ends, token=self._table.tokens[row, ends - 1])
+                self._set(slot, paused=True, position=ends, token=int(self._table.tokens[row, ends - 1]))
             else:
                 self._end(row, slot, ends, truncated=True, there=not over)
         elif over:
@@ -104,7 +106,7 @@ class Conversation:
         assert self._turns is not None
         ids = self._tokenizer.encode(answer, add_special_tokens=False)[: self._turns.max_result_tokens]
         self._start[row] = self._checked[row] = tokens + len(ids)
-        self._set(slot, paused=False, position=tokens, token=self._table.tokens[row, tokens - 1])
+        self._set(slot, paused=False, position=tokens, token=int(self._table.tokens[row, tokens - 1]))
         self._edits.given[slot, : len(ids)] = ids
         self._edits.pending[slot] = len(ids)
 
