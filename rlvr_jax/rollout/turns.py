@@ -73,9 +73,7 @@ class Conversation:
             call = find_call(text, self._tools) if self._turns else None
             if call is None:
                 self._end(row, slot, ends, truncated=False, there=not over)
-            elif (
-                over and ends == tokens
-            ):  # by the loop's word: there is no room for an answer, or none is wanted
+            elif over and ends == tokens:  # there is no room for an answer, or a stop token ended the row
                 self._end(row, slot, ends, truncated=cut, there=False)
             elif self._turns is not None and self._calls[row] < self._turns.max_calls:
                 self._calls[row] += 1
