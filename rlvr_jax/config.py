@@ -13,6 +13,7 @@ from rlvr_jax.objective import Objective
 from rlvr_jax.rollout.engine import Decoding
 from rlvr_jax.rollout.sampling import Sampling
 from rlvr_jax.rollout.tools import Turns
+from rlvr_jax.rollout.vllm import Vllm
 from rlvr_jax.tasks.base import Task
 from rlvr_jax.tasks.maze import Maze
 from rlvr_jax.types import BatchSpec
@@ -260,6 +261,8 @@ class Config:
     objective: Objective = dataclasses.field(default_factory=Objective)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    vllm: Vllm | None = None
+    """Sample with vLLM; None: with the loop of this package."""
     turns: Turns | None = None
     """Tools that an answer may call; None: it calls none."""
     verification: Verification = dataclasses.field(default_factory=Verification)
@@ -281,6 +284,10 @@ class Config:
             raise ValueError(
                 f"batch.max_rounds={self.batch.max_rounds} replaces the groups that a filter of the objective leaves out, and "
                 "this objective has none: add drop_uniform_groups to objective.mask (objective dapo has it), or set it to 1."
+            )
+        if self.vllm is not None and (self.turns is not None or self.sampling.stop):
+            raise ValueError(
+                "vllm gets and gives token ids alone: leave out turns and sampling.stop, or leave out vllm."
             )
         if self.turns is not None and self.turns.max_result_tokens >= self.sampling.max_new_tokens:
             raise ValueError(

@@ -162,7 +162,7 @@ TRAINING = [
         {},
         ["--stepz", "3"],
         "config has no field 'stepz'; Did you mean 'steps'? its fields are run_dir, seed, steps, task, model, objective, "
-        "sampling, decoding, turns, verification, batch, prompts, optimizer, warmup, mesh, checkpoint, evaluation, "
+        "sampling, decoding, vllm, turns, verification, batch, prompts, optimizer, warmup, mesh, checkpoint, evaluation, "
         "logging.",
     ),
     ({}, ["--objective", "f_gpro"], f"no objective called 'f_gpro'. Did you mean 'f_grpo'? Known: {KNOWN}."),

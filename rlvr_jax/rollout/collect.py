@@ -10,7 +10,7 @@ from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Samples
 from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Reason, Task, Verdict
-from rlvr_jax.types import Mean, Metrics, Rollout
+from rlvr_jax.types import Mean, Metrics, Rollout, Stat
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def collect(
         logprob=samples.logprob,
         completions=tuple(completions),
         verdicts=verdicts,
-        metrics=_metrics(rollout, samples.entropy, verdicts, judged)
+        metrics=_metrics(rollout, samples.stats, verdicts, judged)
         | {"rollout/nonfinite": _share(broken), "rollout/unjudged": _share(~judged)},
     )
 
@@ -102,7 +102,7 @@ def _share(flags: Any) -> Mean:
 
 
 def _metrics(
-    rollout: Rollout, entropy: np.ndarray, verdicts: tuple[Verdict, ...], judged: np.ndarray
+    rollout: Rollout, stats: dict[Stat, np.ndarray], verdicts: tuple[Verdict, ...], judged: np.ndarray
 ) -> dict[str, Mean]:
     return {
         "reward/mean": _share(rollout.reward[judged]),
@@ -111,7 +111,11 @@ def _metrics(
         "length/mean": _share(rollout.length),
         "length/truncated": _share(rollout.truncated),
         # Where the log-probability is not finite the entropy seldom is, and nan * 0 is nan.
-        "policy/entropy": Mean(
-            total=float(np.sum(np.where(rollout.mask > 0, entropy, 0.0))), count=float(np.sum(rollout.mask))
-        ),
+        **{
+            f"policy/{stat.value}": Mean(
+                total=float(np.sum(np.where(rollout.mask > 0, values, 0.0))),
+                count=float(np.sum(rollout.mask)),
+            )
+            for stat, values in stats.items()
+        },
     }

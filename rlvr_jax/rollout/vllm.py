@@ -13,6 +13,7 @@ first push fails. On a GPU that JAX uses too, leave room: XLA_PYTHON_CLIENT_MEM_
 in `options`. Weights travel as a file in the folder for temporary ones (TMPDIR): best in memory.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ import weakref
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from rlvr_jax.models.lora import Lora
 from rlvr_jax.models.names import HEAD, outer_name
 from rlvr_jax.models.safetensors_directory import SafetensorsDirectory
 from rlvr_jax.rollout import vllm_process
-from rlvr_jax.rollout.protocol import Request, Samples
+from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
 
 _NO_TOKENIZER = types.SimpleNamespace(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -116,6 +117,18 @@ def check_arrived(sent: Mapping[str, Print], arrived: Mapping[str, Print | None]
             raise ValueError(
                 f"vLLM's {name} {theirs}, what was sent has {total:.9g} ({checksum}): the weights did not arrive; push again."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Vllm:
+    """Which vLLM a run samples with."""
+
+    python: str = "vllm_env/bin/python"
+    """Interpreter of an environment that has vLLM."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of its weights and activations."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """More arguments of `vllm.LLM`."""
 
 
 class VllmSampler:
@@ -216,7 +229,7 @@ class VllmSampler:
         check_arrived(sent, {n: None if x is None else (x[0], x[1]) for n, x in arrived.items()}, tied)
         self._version = version
 
-    def sample(self, request: Request) -> Samples:
+    def sample(self, request: Request, on_row: OnRow = ignore) -> Samples:
         """All responses of a request. Raises ValueError before a push, and for a prompt over `max_prompt_tokens`."""
         if self._version is None:
             raise ValueError("vLLM has no weights of ours: push some first.")
@@ -232,7 +245,10 @@ class VllmSampler:
             sample = int(request.first_sample[i // group]) + i % group
             row["seed"] = row_seed(request.seed, request.step, int(batch.prompt_id[i // group]), sample)
         found = self._ask(job="sample", prompts=[prompts[i // group] for i in range(rows)], rows=params)
-        return as_samples(found, self._sampling.max_new_tokens, self._version)
+        samples = as_samples(found, self._sampling.max_new_tokens, self._version)
+        for row, length in enumerate(samples.length):
+            on_row(row, samples.tokens[row, :length])
+        return samples
 
     def _ask(self, **message: Any) -> Any:
         try:

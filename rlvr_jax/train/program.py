@@ -20,7 +20,8 @@ from rlvr_jax.models.lora import split_trained
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
 from rlvr_jax.rollout.engine import Engine
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
-from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
+from rlvr_jax.rollout.protocol import OnRow, Request, Sampler, Samples, ignore
+from rlvr_jax.rollout.vllm import VllmSampler
 from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
@@ -45,7 +46,7 @@ class Program:
     tx: Any
     schedule: Any
     abstract: TrainState
-    sampler: Engine
+    sampler: Sampler
     score: Callable | None
     score_ref: Callable | None
     credit: Callable
@@ -116,6 +117,33 @@ class Program:
         return TrainState(params=params, opt=opt, objective=state, step=step, frozen=frozen)
 
 
+def _sampler(
+    config: Config, model: Decoder, tokenizer: Any, stop: tuple[int, ...], mesh: Mesh, traces: Counter
+) -> Sampler:
+    """vLLM where the config names it, else the engine of this package."""
+    if config.vllm is not None:
+        return VllmSampler(
+            model.config,
+            config.sampling,
+            stop,
+            python=config.vllm.python,
+            max_prompt_tokens=config.prompts.max_tokens,
+            dtype=config.vllm.dtype,
+            lora=config.model.lora,
+            options=config.vllm.options,
+        )
+    return Engine(
+        model,
+        config.sampling,
+        stop,
+        tokenizer=tokenizer,
+        turns=config.turns,
+        decoding=config.decoding,
+        mesh=mesh,
+        traces=traces,
+    )
+
+
 def check_devices(config: Config, devices: int) -> None:
     """Raise ValueError where the mesh or the batch does not fit the devices; before anything is loaded."""
     mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=jax.devices()[:devices])
@@ -149,16 +177,7 @@ def assemble(config: Config, num_prompts: int) -> Program:
     model_config = _model_config(config, len(tokenizer))
     graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
     model, traces = nnx.merge(graphdef, params), Counter()
-    sampler = Engine(
-        model,
-        config.sampling,
-        stop,
-        tokenizer=tokenizer,
-        turns=config.turns,
-        decoding=config.decoding,
-        mesh=mesh,
-        traces=traces,
-    )
+    sampler = _sampler(config, model, tokenizer, stop, mesh, traces)
     params, frozen = split_trained(_placed(params, param_shardings(params, mesh)), config.model.lora)
     forward = Forward(graphdef, config.sampling.score_temperature, config.model.vocab_chunk)
     spec = config.spec(num_prompts)
