@@ -63,6 +63,13 @@ class TimedEngine(Engine):
 
         self._prefill, self._advance = timed, kept
 
+    def time_push(self, params: Any) -> float:
+        """Seconds until new weights are laid out."""
+        start = time.perf_counter()
+        self.push(params, self.version + 1)
+        jax.block_until_ready(self._weights)
+        return time.perf_counter() - start
+
     def time(self, request: Request) -> Timed:
         """A request, sampled."""
         self._worked.clear()
