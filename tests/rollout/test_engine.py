@@ -51,7 +51,7 @@ def test_no_schedule_shows_in_the_samples(decoding, mesh):
     """12 of them: slots, refill or none, segments of 1, 5 and 32 steps, devices, and prompts in reverse."""
     want = of()
     assert len(set(want.length.tolist())) > 5 and want.truncated.any()  # ragged
-    assert (tiny.engine(FULL, STOP, decoding=decoding).layout(tiny.request(BATCH)).refills) == (
+    assert (tiny.engine(FULL, decoding=decoding, stop=STOP).layout(tiny.request(BATCH)).refills) == (
         decoding is not LOCKSTEP
     )
     assert_same(of(decoding=decoding, mesh=mesh), want)
@@ -62,6 +62,17 @@ def test_no_schedule_shows_in_the_samples(decoding, mesh):
     }
     stats = {stat: x[rows] for stat, x in reverse.stats.items()}
     assert_same(dataclasses.replace(reverse, stats=stats, **backward), want)
+
+
+@pytest.mark.slow
+def test_the_room_of_the_cache_does_not_show(monkeypatch):
+    """It grows with the longest row, and shrinks when that is over: here in steps of 4, 8 and 12 tokens."""
+    monkeypatch.setattr("rlvr_jax.rollout.engine._SMALLEST_ROOM", 4)
+    decoding, batch = Decoding(slots=4, segment=2), tuple(x[:4] for x in BATCH)
+    found, want = of(decoding=decoding, batch=batch), of()
+    assert tiny.engine(FULL, decoding=decoding, stop=STOP).traces["resize"] >= 3
+    np.testing.assert_array_equal(found.tokens, want.tokens[: 4 * G])
+    np.testing.assert_allclose(found.logprob, want.logprob[: 4 * G], rtol=0, atol=LOGPROB_TOLERANCE)
 
 
 def test_a_prompt_of_one_token_has_no_prefix_at_all():
@@ -84,7 +95,7 @@ def test_each_row_and_position_has_a_noise_of_its_own():
 
 
 def test_prompts_that_do_not_spread_over_the_shards_are_an_error():
-    engine = tiny.engine(FULL, STOP, decoding=REFILLED, mesh=MESH)
+    engine = tiny.engine(FULL, decoding=REFILLED, stop=STOP, mesh=MESH)
     with pytest.raises(ValueError) as error:
         engine.layout(tiny.request(prompts(4)))
     assert str(error.value) == "4 prompts do not spread over 8 shards of the mesh: make them a multiple."
@@ -93,7 +104,7 @@ def test_prompts_that_do_not_spread_over_the_shards_are_an_error():
 def test_no_push_leaves_anything_of_the_weights_before_it():
     """The same prompts, sampled with other weights in between, against an engine that never saw those."""
     first, second = tiny.decoder()[1], tiny.decoder(seed=1)[1]
-    engine = tiny.engine(FULL, STOP, decoding=REFILLED)
+    engine = tiny.engine(FULL, decoding=REFILLED, stop=STOP)
     found = {}
     for version, params in ((3, first), (4, second), (5, first)):
         engine.push(params, version)
@@ -115,7 +126,7 @@ def test_no_push_leaves_anything_of_the_weights_before_it():
 
 
 def test_rows_are_told_once_each_with_all_their_tokens():
-    engine, told = tiny.engine(FULL, STOP, decoding=REFILLED), []
+    engine, told = tiny.engine(FULL, decoding=REFILLED, stop=STOP), []
     engine.push(tiny.decoder()[1], version=0)
     found = engine.sample(tiny.request(BATCH), on_row=lambda row, tokens: told.append((row, tokens.tolist())))
     want = [(i, found.tokens[i, :n].tolist()) for i, n in enumerate(found.length)]
