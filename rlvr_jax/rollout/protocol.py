@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -63,6 +63,7 @@ def ignore(row: int, tokens: np.ndarray) -> None:
     """The `OnRow` of who waits for all of them."""
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """What a training step samples with: the loop of this package (`engine.Engine`), or an engine of somebody else."""
 
