@@ -1,6 +1,8 @@
 """A task for tiny models: prompts of two lengths, and answers of which about a half are right by chance."""
 
 import dataclasses
+import itertools
+import time
 
 from rlvr_jax.tasks import Reason, Task, Verdict
 
@@ -36,3 +38,14 @@ class Vowels(Task):
 
     def demonstration(self, record):
         return " ".join(WORDS[(record["number"] + i) % 26] for i in range(1 + record["number"] % 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stuck(Vowels):
+    """Never done with an answer that begins with one of four letters."""
+
+    def verify(self, record, completion):
+        if completion[:1] in {"a", "b", "c", "d"}:
+            for _ in itertools.count():
+                time.sleep(0.01)
+        return super().verify(record, completion)

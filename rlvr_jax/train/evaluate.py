@@ -10,8 +10,9 @@ import numpy as np
 
 from rlvr_jax.analysis import bootstrap_interval, pass_at_k
 from rlvr_jax.config import Config
-from rlvr_jax.rollout.collect import collect
+from rlvr_jax.rollout.collect import Early, collect
 from rlvr_jax.rollout.prompts import PromptBatch, evaluation_batches
+from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Reason
 from rlvr_jax.train.program import Program
 
@@ -67,6 +68,7 @@ def check_held_out(config: Config) -> None:
 def evaluate(
     program: Program,
     params: Any,
+    judge: Judge,
     *,
     prompts: int,
     samples: int,
@@ -95,7 +97,7 @@ def evaluate(
         correct = np.zeros((len(batch.length), 0), bool)
         for r in range(rounds):
             keep = min(group, samples - r * group)
-            found = _answers(program, batch, first=r * group)
+            found = _answers(program, judge, batch, first=r * group)
             correct = np.concatenate([correct, found.correct[:, :keep]], axis=1)
             tokens += int(found.length[batch.valid, :keep].sum())
             for reason in found.reason[batch.valid, :keep].flat:
@@ -130,13 +132,13 @@ class _Answers:
     reason: np.ndarray
 
 
-def _answers(program: Program, batch: PromptBatch, first: int) -> _Answers:
+def _answers(program: Program, judge: Judge, batch: PromptBatch, first: int) -> _Answers:
     config = program.config
     # Held-out prompts are each other's only neighbours: occurrence counts fillers, which are not scored.
-    samples = program.sample_batch(
-        batch, step=0, seed=config.seed + EVALUATION_SEED_OFFSET, first_sample=first
-    )
-    found = collect(config.task, program.tokenizer, batch, samples)
+    early = Early(judge, program.tokenizer, batch.records, program.spec.group_size)
+    seed = config.seed + EVALUATION_SEED_OFFSET
+    samples = program.sample_batch(batch, step=0, seed=seed, first_sample=first, on_row=early.on_row)
+    found = collect(config.task, program.tokenizer, batch, samples, early.verdicts())
     shape = (len(batch.length), program.spec.group_size)
     return _Answers(
         correct=np.array([v.correct for v in found.verdicts]).reshape(shape),

@@ -204,7 +204,9 @@ class Run:
         prompts = min(config.batch.prompts, len(config.task.records("test")))
 
         def pass_rate(params: Any) -> float:
-            found = evaluate(program, params, prompts=prompts, samples=config.batch.group_size, k=(1,))
+            found = evaluate(
+                program, params, self.judge, prompts=prompts, samples=config.batch.group_size, k=(1,)
+            )
             return found.rates[0].value
 
         with counting("warm-up") as progress:
@@ -227,6 +229,7 @@ class Run:
             found = evaluate(
                 self.program,
                 state.policy,
+                self.judge,
                 prompts=wanted.prompts,
                 samples=wanted.samples,
                 k=wanted.k,

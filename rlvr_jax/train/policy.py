@@ -14,6 +14,7 @@ from rlvr_jax.models.lora import joined
 from rlvr_jax.registry import names
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
+from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.sharding import batch_shards, make_mesh
 from rlvr_jax.train.checkpoint import FOLDER, Checkpoints
 from rlvr_jax.train.evaluate import Evaluation, check_held_out, evaluate
@@ -77,9 +78,11 @@ def evaluate_policy(
     config = dataclasses.replace(config, evaluation=wanted)
     check_held_out(config)
     program, params = open_policy(path, config)
-    with jax.set_mesh(program.mesh):
+    judging = Workers(config.verification.workers, config.verification.deadline)
+    with jax.set_mesh(program.mesh), judging as workers:
+        judge = Judge(config.task, workers)
         return evaluate(
-            program, params, prompts=wanted.prompts, samples=samples, k=wanted.k, progress=progress
+            program, params, judge, prompts=wanted.prompts, samples=samples, k=wanted.k, progress=progress
         )
 
 

@@ -11,6 +11,7 @@ from tiny_task import Vowels
 from rlvr_jax.configfile import parse
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import evaluation_batches
+from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.tasks import Reason
 from rlvr_jax.train.evaluate import (
     EVALUATION_SEED_OFFSET,
@@ -46,8 +47,11 @@ def pairs():
 
 
 def run(program, params, **fields):
-    with jax.set_mesh(program.mesh):
-        return evaluate(program, params, **{"prompts": PROMPTS, "samples": SAMPLES, "k": (1, 2, 4), **fields})
+    with jax.set_mesh(program.mesh), Workers(0, 1.0) as workers:
+        judge = Judge(program.config.task, workers)
+        return evaluate(
+            program, params, judge, **{"prompts": PROMPTS, "samples": SAMPLES, "k": (1, 2, 4), **fields}
+        )
 
 
 @pytest.fixture(scope="module")

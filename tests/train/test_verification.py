@@ -1,12 +1,10 @@
 """Answers are judged in worker processes while others are sampled: the same run, and no answer can hold it up."""
 
 import dataclasses
-import itertools
-import time
 
 import pytest
 from test_resume import CONFIG
-from tiny_task import Vowels
+from tiny_task import Stuck
 
 from rlvr_jax.configfile import parse
 from rlvr_jax.train.loop import fit
@@ -31,21 +29,11 @@ def test_workers_judge_as_the_training_process_does(tmp_path):
     assert len(there) == 2 and "verdict/correct" in there[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Stuck(Vowels):
-    """Never done with an answer that begins with one of four letters."""
-
-    def verify(self, record, completion):
-        if completion[:1] in {"a", "b", "c", "d"}:
-            for _ in itertools.count():
-                time.sleep(0.01)
-        return super().verify(record, completion)
-
-
-def test_a_verifier_that_never_comes_back_costs_its_deadline(tmp_path, monkeypatch):
-    monkeypatch.setattr(Stuck, "__module__", "__main__")  # as in a user's script, which workers cannot import
+def test_a_verifier_that_never_comes_back_costs_its_deadline(tmp_path):
     rows = figures(tmp_path / "run", Stuck(), verification={"workers": 2, "deadline": 0.3})
     shares = [row["verdict/timeout"] for row in rows]
     assert 0 < sum(shares) < len(rows)
     for row, share in zip(rows, shares, strict=True):
-        assert row["verdict/correct"] + row["verdict/wrong"] + row["verdict/unparsable"] == pytest.approx(1 - share)
+        assert row["verdict/correct"] + row["verdict/wrong"] + row["verdict/unparsable"] == pytest.approx(
+            1 - share
+        )
