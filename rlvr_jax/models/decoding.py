@@ -102,9 +102,7 @@ def shared_prompts(model: Decoder, prefix: Prefix, kind: CacheType = "auto") -> 
 
 def of_blocks(prompts: SharedPrompts, index: Int[Array, " N"]) -> SharedPrompts:
     """The prompts of N blocks, by their number."""
-    axis = 0 if isinstance(prompts.layers, tuple) else 1
-    layers = jax.tree.map(lambda x: jnp.take(x, index, axis=axis), prompts.layers)
-    return SharedPrompts(layers=layers, length=prompts.length[index])
+    return SharedPrompts(layers=of_rows(prompts.layers, index), length=prompts.length[index])
 
 
 def _laid_out(model: Decoder, keys: Array, values: Array, kind: CacheType) -> Cache:
@@ -151,6 +149,12 @@ def resized(cache: Cache, length: int) -> Cache:
         return KeysValues(keys=keys, values=values, key_scale=scales[0], value_scale=scales[1])
 
     return tuple(map(of_layer, cache)) if isinstance(cache, tuple) else of_layer(cache)
+
+
+def of_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
+    """Some of its rows, in another order."""
+    axis = 0 if isinstance(cache, tuple) else 1
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=axis), cache)
 
 
 def cache_length(cache: Cache) -> int:

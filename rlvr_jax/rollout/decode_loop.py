@@ -24,11 +24,12 @@ from rlvr_jax.models.decoding import (
     decode_weights,
     init_cache,
     of_blocks,
+    of_rows,
     resized,
     shared_prompts,
 )
 from rlvr_jax.rollout.sampling import RowSampling, Sampling, draw, row_keys
-from rlvr_jax.rollout.slots import Board, Layout, rows_of, take
+from rlvr_jax.rollout.slots import Board, Layout, gathered, rows_of, take
 from rlvr_jax.sharding import constrain
 from rlvr_jax.stats import dense_stats
 from rlvr_jax.types import Stat, pytree
@@ -102,6 +103,17 @@ class Log:
     stats: dict[Stat, Any]
 
 
+@pytree
+class Left:
+    """Rows that are left after a segment: those at work on the fullest shard, and those that no slot has taken."""
+
+    at_work: Any
+    untaken: Any
+
+    def __bool__(self) -> bool:
+        return bool(self.at_work) or bool(self.untaken)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loop:
     """The pure functions of a sampler; jit them.
@@ -160,10 +172,25 @@ class Loop:
         """More room for tokens, or less where no row needs it: a step reads all that there is."""
         return dataclasses.replace(slots, cache=resized(slots.cache, length))
 
+    def gather(self, rows: Rows, slots: Slots, old: Layout, new: Layout) -> Slots:
+        """The rows that are left on fewer slots: a step costs as much for a slot that is idle."""
+        board, slot = gathered(slots.board, old, new)
+        return Slots(
+            board=board,
+            position=slots.position[slot],
+            token=slots.token[slot],
+            paused=slots.paused[slot],
+            given=slots.given[slot],
+            read=slots.read[slot],
+            pending=slots.pending[slot],
+            cache=of_rows(slots.cache, slot),
+            shared=of_blocks(rows.prompts, jnp.maximum(board.prompt, 0)),
+        )
+
     def advance(
         self, weights: DecodeWeights, rows: Rows, slots: Slots, edits: Edits, layout: Layout
-    ) -> tuple[Slots, Log, Bool[Array, ""]]:
-        """At the most `segment` steps; and whether any row is left. Fewer steps where no slot has anything to do."""
+    ) -> tuple[Slots, Log, Left]:
+        """At the most `segment` steps; fewer where no slot has anything to do."""
         ends = jnp.zeros(self.model.config.vocab_size, bool).at[jnp.asarray(self.stop)].set(True, mode="drop")
         slots = _edited(slots, edits)
         log = jax.tree.map(
@@ -184,8 +211,9 @@ class Loop:
             return (i < self.segment) & (at_work.any() | _startable(s.board, layout))
 
         _, slots, log = jax.lax.while_loop(more, body, (jnp.asarray(0), slots, log))
-        left = (slots.board.sample >= 0).any() | (slots.board.taken < layout.group_size).any()
-        return slots, log, left
+        at_work = (slots.board.sample >= 0).reshape(layout.shards, -1).sum(1)
+        untaken = (layout.group_size - slots.board.taken).sum()
+        return slots, log, Left(at_work=at_work.max(), untaken=untaken)
 
     def weights(self, params: Any) -> DecodeWeights:
         """As the steps read them."""

@@ -1,7 +1,6 @@
 """The sampler of this package: requests in, responses out, in as many segments of the decode loop as it takes."""
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.decoding import CACHE_TYPES, CacheType, cache_length
-from rlvr_jax.rollout.decode_loop import Edits, Loop, Slots
+from rlvr_jax.rollout.decode_loop import Edits, Left, Loop, Rows, Slots
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.rollout.slots import Layout, plan
@@ -110,6 +109,7 @@ class Engine:
         self._to_weights, self._prefill = jitted("weights"), jitted("prefill")
         self._start = jitted("start", static_argnums=(1, 2))
         self._resize = jitted("resize", static_argnums=1)
+        self._gather = jitted("gather", static_argnums=(2, 3))
         self._advance = jitted("advance", static_argnums=4, donate_argnums=2)
 
     def push(self, params: Any, version: int) -> None:
@@ -117,7 +117,9 @@ class Engine:
         self._params, self._weights, self.version = params, self._to_weights(params), version
 
     def sample(self, request: Request, on_row: OnRow = ignore) -> Samples:
-        """All responses of a request."""
+        """All responses of a request. Raises ValueError before a push, and for prompts that the mesh's shards cannot share."""
+        if self._weights is None:
+            raise ValueError("the engine has no weights: push some first.")
         layout = self.layout(request)
         how = RowSampling.of(self.sampling, request.rows, request.overrides)
         batch = request.batch
@@ -126,27 +128,32 @@ class Engine:
         rows = self._prefill(self._params, *arrays, seed, step, self._placed(how))
         table = Table(request.rows, self.sampling, on_row)
         slots = self._start(rows, layout, self._room(self.loop.segment))
-        advance = functools.partial(self._advance, self._weights, rows)
         if self.sampling.stop or self.turns:
-            self._converse(advance, slots, layout, table)
+            self._converse(rows, slots, layout, table)
         else:
-            self._run(advance, slots, layout, table)
+            self._run(rows, slots, layout, table)
         return table.samples(self.version)
 
-    def _run(self, advance: Callable, slots: Slots, layout: Layout, table: Table) -> None:
-        """A segment is read while the next one runs."""
-        nothing, left, logs = Edits.none(layout.slots, 0), True, []
+    def _run(self, rows: Rows, slots: Slots, layout: Layout, table: Table) -> None:
+        """A segment is read while the next one runs. The last rows move together on fewer slots."""
+        left: Left | bool = True
+        logs = []
         while left or logs:
             if left:
                 slots = self._with_room(slots, table.longest + len(logs) * self.loop.segment)
-                slots, log, left = advance(slots, nothing, layout)
+                nothing = Edits.none(layout.slots, 0)
+                slots, log, left = self._advance(self._weights, rows, slots, nothing, layout)
                 logs.append(log)
             if len(logs) > 1 or not left:
                 log = jax.device_get(logs.pop(0))
                 table.write(log)
                 table.end_where_it_did(log)
+            if isinstance(left, Left) and left and not left.untaken:
+                fewer = layout.fitting(int(left.at_work))
+                if fewer is not layout:
+                    slots, layout = self._gather(rows, slots, layout, fewer), fewer
 
-    def _converse(self, advance: Callable, slots: Slots, layout: Layout, table: Table) -> None:
+    def _converse(self, rows: Rows, slots: Slots, layout: Layout, table: Table) -> None:
         """What a segment says decides how the next one begins."""
         talk = Conversation(
             self._tokenizer, self.sampling.stop, self.turns, self._workers, table, layout.slots
@@ -154,7 +161,7 @@ class Engine:
         edits, left = Edits.none(layout.slots, self.loop.room), True
         while left or edits.on.any():
             slots = self._with_room(slots, table.longest)
-            slots, log, left = advance(slots, edits, layout)
+            slots, log, left = self._advance(self._weights, rows, slots, edits, layout)
             edits = talk.read(jax.device_get(log))
 
     def _room(self, tokens: int) -> int:

@@ -62,8 +62,8 @@ class Sampling:
             raise ValueError(
                 f"sampling.statistics holds names of {', '.join(Stat)}, got {', '.join(sorted(unknown))}."
             )
-        if not all(isinstance(s, str) and s for s in self.stop):
-            raise ValueError(f"sampling.stop holds strings that are not empty, got {list(self.stop)}.")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            raise ValueError(f"sampling.stop is a list of strings that are not empty, got {self.stop!r}.")
 
     @property
     def wanted(self) -> frozenset[Stat]:

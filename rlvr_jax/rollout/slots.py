@@ -27,6 +27,12 @@ _ROWS = {"cpu": 64, "gpu": 256, "tpu": 256}
 the weights are read in the same time for all rows. Ours."""
 
 
+_FEWER = 4
+"""By how much slots become fewer at a time when rows run out: each number of slots is compiled. Ours."""
+_FEWEST = 16
+"""Slots of a shard that are never made fewer."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """P prompts of G samples on N blocks of c slots, in `shards` parts that share nothing."""
@@ -45,6 +51,16 @@ class Layout:
     def refills(self) -> bool:
         return self.slots < self.prompts * self.group_size
 
+    def fitting(self, at_work: int) -> "Layout":
+        """The layout for the last rows of a request, `at_work` on the fullest shard: this one, or one of fewer slots, each a
+        block of its own."""
+        slots = self.slots // self.shards
+        while at_work * _FEWER <= slots and slots // _FEWER >= _FEWEST:
+            slots //= _FEWER
+        if slots * self.shards == self.slots:
+            return self
+        return dataclasses.replace(self, blocks=slots * self.shards, share=1)
+
 
 def plan(prompts: int, group_size: int, slots: int, shards: int, platform: str) -> Layout:
     """The schedule of a request; `slots` is how many are wanted at the most, 0: what suits the platform.
@@ -56,7 +72,7 @@ def plan(prompts: int, group_size: int, slots: int, shards: int, platform: str) 
     wanted = slots or _ROWS.get(platform, 256) * shards
     if wanted >= rows:
         return Layout(prompts, group_size, prompts, group_size, shards)
-    share = math.gcd(group_size, _SHARE)
+    share = math.gcd(group_size, _SHARE) if wanted >= _SHARE * shards else 1
     blocks = max(1, wanted // (share * shards)) * shards
     return Layout(prompts, group_size, blocks, share, shards)
 
@@ -104,6 +120,19 @@ def _take(board: Board, start: Int[Array, ""], group_size: int) -> Board:
         )
 
     return jax.lax.fori_loop(0, board.prompt.shape[0], visit, board)
+
+
+def gathered(board: Board, old: Layout, new: Layout) -> tuple[Board, Int[Array, " W"]]:
+    """The board with the slots of `new`, into which those at work move, and the old slot of each new one.
+
+    For when no sample is left to be taken. Slots stay on their shards.
+    """
+    each, kept = old.slots // old.shards, new.slots // new.shards
+    free = (board.sample < 0).reshape(old.shards, each)
+    order = jnp.argsort(free, axis=1, stable=True)[:, :kept]
+    slot = (order + jnp.arange(old.shards)[:, None] * each).reshape(-1)
+    sample, prompt = board.sample.reshape(-1)[slot], board.prompt[slot // old.share]
+    return dataclasses.replace(board, sample=sample[:, None], prompt=prompt), slot
 
 
 def rows_of(board: Board, layout: Layout) -> Int[Array, " W"]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlvr_jax.rollout.decode_loop import Edits, Log
 from rlvr_jax.rollout.table import Table
-from rlvr_jax.rollout.tools import Turns, find_call, run_call, stop_strings
+from rlvr_jax.rollout.tools import RESULT, Turns, find_call, run_call, stop_strings
 from rlvr_jax.rollout.workers import Workers
 
 Decode = Callable[[Sequence[int]], str]
@@ -102,11 +102,17 @@ class Conversation:
     def _hand_over(self, row: int, slot: int, tokens: int, answer: str) -> None:
         """An answer, as tokens that the row reads before it draws again."""
         assert self._turns is not None
-        ids = self._tokenizer.encode(answer, add_special_tokens=False)[: self._turns.max_result_tokens]
+        ids, most = self._encode(answer), self._turns.max_result_tokens
+        if len(ids) > most:
+            close = self._encode(f"</{RESULT}>\n")
+            ids = [*ids[: most - len(close)], *close]
         self._start[row] = self._checked[row] = tokens + len(ids)
         self._set(slot, paused=False, position=tokens, token=int(self._table.tokens[row, tokens - 1]))
         self._edits.given[slot, : len(ids)] = ids
         self._edits.pending[slot] = len(ids)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _end(self, row: int, slot: int, tokens: int, *, truncated: bool, there: bool) -> None:
         """A row is over. Its slot has to be told, where the slot is still `there` or, with tools, waits to hear."""

@@ -75,6 +75,18 @@ def test_the_room_of_the_cache_does_not_show(monkeypatch):
     np.testing.assert_allclose(found.logprob, want.logprob[: 4 * G], rtol=0, atol=LOGPROB_TOLERANCE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [None, MESH], ids=["1 device", "8 devices"])
+def test_the_last_rows_on_fewer_slots_do_not_show(mesh, monkeypatch):
+    """Of groups in lockstep, 64 rows or 8 on each device, which end one after another."""
+    monkeypatch.setattr("rlvr_jax.rollout.slots._FEWEST", 1)
+    monkeypatch.setattr("rlvr_jax.rollout.slots._FEWER", 2)
+    decoding = Decoding(slots=64, segment=3)
+    found, want = of(decoding=decoding, mesh=mesh), of()
+    assert tiny.engine(FULL, decoding=decoding, stop=STOP, mesh=mesh).traces["gather"] >= 1
+    assert_same(found, want)
+
+
 def test_a_prompt_of_one_token_has_no_prefix_at_all():
     """Beside longer prompts it is masked; alone there is nothing to mask."""
     tokens, _, ids, first = BATCH
@@ -346,7 +358,10 @@ def test_the_token_that_completes_a_string_is_the_last(segment):
             lambda: Sampling(statistics=("entropy", "surprise")),
             "sampling.statistics holds names of logprob, logit, entropy, self_certainty, collision, got surprise.",
         ),
-        (lambda: Sampling(stop=("x", "")), "sampling.stop holds strings that are not empty, got ['x', '']."),
+        (
+            lambda: Sampling(stop=("x", "")),
+            "sampling.stop is a list of strings that are not empty, got ('x', '').",
+        ),
         (
             lambda: RowSampling.of(FULL, 4, {"stop": np.zeros(4)}),
             "no row overrides stop; rows have temperature, top_k, top_p, min_p, max_new_tokens, min_new_tokens.",

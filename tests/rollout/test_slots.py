@@ -117,8 +117,8 @@ def test_a_refilled_schedule_wastes_less_than_lockstep():
         ((8, 4, 31, 1, "cpu"), Layout(8, 4, 15, 2)),
         ((5, 7, 34, 1, "cpu"), Layout(5, 7, 34, 1)),  # no pairs in a group of 7
         ((8, 1, 3, 1, "cpu"), Layout(8, 1, 3, 1)),
-        ((8, 4, 1, 1, "cpu"), Layout(8, 4, 1, 2)),  # a whole block at the least,
-        ((8, 4, 1, 8, "cpu"), Layout(8, 4, 8, 2, 8)),  # and one for each shard
+        ((8, 4, 1, 1, "cpu"), Layout(8, 4, 1, 1)),  # one slot,
+        ((8, 4, 1, 8, "cpu"), Layout(8, 4, 8, 1, 8)),  # and one for each shard
     ],
 )
 def test_the_plan_of_a_request(asked, layout):
