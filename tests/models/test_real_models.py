@@ -45,6 +45,10 @@ CHATS = [
         {"role": "assistant", "content": "Hello. What would you like?"},
         {"role": "user", "content": "A fairy tale, in German."},
     ],
+    [{"role": "user", "content": "Name three colours, one a line."}],
+    [{"role": "user", "content": "Is 91 a prime number? Think step by step."}],
+    [{"role": "user", "content": "Write a short letter to a neighbour whose dog barks at night."}],
+    [{"role": "user", "content": "Translate into French: the cat sleeps on the chair."}],
 ]
 
 
@@ -146,7 +150,7 @@ def torch_greedy(model, prompts, never):
 def test_smollm2_gives_the_log_probabilities_and_greedy_answers_of_transformers(smollm2, monkeypatch):
     tokenizer = load_tokenizer(smollm2)
     prompts = [render(tokenizer, chat) for chat in CHATS]
-    answers = [render(tokenizer, text)[:NEW] for text in TEXTS]
+    answers = [render(tokenizer, text)[:NEW] for text in TEXTS * 2]
     model, greedy = check(smollm2, prompts, answers, monkeypatch)
     assert greedy.tolist() == torch_greedy(model, prompts, never=len(tokenizer) - 1)
 

@@ -76,16 +76,16 @@ class TimedEngine(Engine):
         start = time.perf_counter()
         found = self.sample(request)
         seconds = time.perf_counter() - start
-        at_work = np.concatenate(jax.device_get(self._worked)) >= 0
-        steps = int(at_work.any(1).sum())
+        at_work = [rows >= 0 for rows in jax.device_get(self._worked)]  # of fewer slots towards the end
+        steps = [int(each.any(1).sum()) for each in at_work]
         return Timed(
             prefill_seconds=self._prefilled,
             decode_seconds=seconds - self._prefilled,
             tokens=int(found.length.sum()),
             prompt_tokens=int(request.batch.length.sum()),
-            steps=steps,
-            used=int(at_work.sum()),
-            slot_steps=steps * at_work.shape[1],
+            steps=sum(steps),
+            used=sum(int(each.sum()) for each in at_work),
+            slot_steps=sum(n * each.shape[1] for n, each in zip(steps, at_work, strict=True)),
         )
 
     def time_prefill(self, request: Request, how: Any) -> float:
