@@ -35,7 +35,12 @@ def logits_of(
 ) -> Float[Array, "*N V"]:
     """hidden @ head.T in float32, soft-capped: z <- cap * tanh(z / cap). Not divided by any temperature."""
     z = product(hidden.reshape(-1, hidden.shape[-1]), head.T).reshape(*hidden.shape[:-1], -1)
-    return z if softcap is None else softcap * jnp.tanh(z / softcap)
+    return soft_capped(z, softcap)
+
+
+def soft_capped(z: Float[Array, "*N V"], cap: float | None) -> Float[Array, "*N V"]:
+    """cap * tanh(z / cap); z itself where there is no cap."""
+    return z if cap is None else cap * jnp.tanh(z / cap)
 
 
 def token_stats(

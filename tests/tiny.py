@@ -178,6 +178,16 @@ def keep_gradient():
     )
 
 
+def assert_frequencies(tokens, p):
+    """Draws of a distribution, by chi-square; nothing is drawn that has no mass."""
+    count = len(tokens)
+    counts = np.bincount(tokens, minlength=len(p))
+    assert (counts[p == 0] == 0).all()
+    often = count * p > 5  # where chi-square is a good approximation
+    statistic = ((counts - count * p)[often] ** 2 / (count * p)[often]).sum()
+    assert statistic < often.sum() + 5 * np.sqrt(2 * often.sum())
+
+
 def log_softmax(z):
     """In float64, over the last axis."""
     z = np.asarray(z, np.float64)

@@ -6,8 +6,7 @@ products of a row's attention read straight on; and on a CPU the layers are writ
 copy each layer's weights out of their stack at every step.
 """
 
-import math
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder, Layer, Prefix
-from rlvr_jax.models.positions import of_window
+from rlvr_jax.models.positions import in_reach, of_window
 from rlvr_jax.products import Turned, precision_of, turned_product
 from rlvr_jax.sharding import constrain
-from rlvr_jax.stats import logits_of
+from rlvr_jax.stats import logits_of, soft_capped
 from rlvr_jax.types import pytree
 
 CacheType: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
-CACHE_TYPES = ("auto", "float32", "bfloat16", "int8")
+CACHE_TYPES = get_args(CacheType)
 
 
 @pytree
@@ -211,10 +210,11 @@ def decode(
 def decode_logits(model: Decoder, weights: DecodeWeights, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
     """Of every token of the vocabulary, soft-capped, in float32. Not divided by any temperature."""
     cap, head = model.config.softcap, weights.head
-    if not isinstance(head, Turned):
-        return constrain(logits_of(hidden, head, softcap=cap), "batch", "vocab")
-    z = turned_product(hidden, head)
-    return constrain(z if cap is None else cap * jnp.tanh(z / cap), "batch", "vocab")
+    if isinstance(head, Turned):
+        z = soft_capped(turned_product(hidden, head), cap)
+    else:
+        z = logits_of(hidden, head, softcap=cap)
+    return constrain(z, "batch", "vocab")
 
 
 class _Distances:
@@ -228,11 +228,8 @@ class _Distances:
         self.real, self.prompt = real, jnp.where(real, behind, -1)
 
     def seen(self, window: Any) -> tuple[Bool[Array, "P #c S"], Bool[Array, "B T"]]:
-        if window is None:
-            return self.real, self.own >= 0
-        reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
-        inside = lambda x: (x >= 0) & (x < reach)  # noqa: E731
-        return inside(self.prompt), inside(self.own)
+        prompt = self.real if window is None else in_reach(self.prompt, window)
+        return prompt, in_reach(self.own, window)
 
 
 def _put(
@@ -303,12 +300,3 @@ def _part(
     weight = e if kv.value_scale is None else e * kv.value_scale[:, :, None]
     out = jnp.einsum("bkmt,bkth->bkmh", weight.astype(dtype), kv.values.astype(dtype), **how)
     return top, e.sum(-1, keepdims=True), out
-
-
-def bytes_of_step(model: Decoder, rows: int, blocks: int, prompt: int, own: int, cache_bytes: int) -> int:
-    """What a step has to read at the least: all weights once, each block's prompt once, each row's own tokens."""
-    c = model.config
-    layer = sum(math.prod(leaf.shape) for leaf in model.layout().values())
-    weights = (c.num_layers * layer + c.vocab_size * c.dim) * model.dtype.itemsize
-    token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * cache_bytes
-    return weights + token * (blocks * prompt + rows * own)

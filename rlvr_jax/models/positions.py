@@ -50,14 +50,19 @@ class Places:
 
     def seen(self, window: Int[Array, ""] | None) -> tuple[Bool[Array, "P #T S"], Bool[Array, "#B T U"]]:
         """Which keys of the prefix and of its own a query sees; with a `window` of 0 or None all that are behind it."""
-        if window is None:
-            return self.prefix >= 0, self.own >= 0
-        reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
-        return (self.prefix >= 0) & (self.prefix < reach), (self.own >= 0) & (self.own < reach)
+        return in_reach(self.prefix, window), in_reach(self.own, window)
 
     def turned(self, window: Int[Array, ""] | None) -> Float[Array, "B T half"]:
         """The rotary angles of a layer: those of the second base, where there is one, if it has a window."""
         return of_window(self.angles, window)
+
+
+def in_reach(distance: Int[Array, "..."], window: Int[Array, ""] | int | None) -> Bool[Array, "..."]:
+    """Whether a query sees the key at that distance behind it; with a `window` of 0 or None every one that is behind it."""
+    if window is None:
+        return distance >= 0
+    reach = jnp.where(window > 0, window, jnp.iinfo(jnp.int32).max)
+    return (distance >= 0) & (distance < reach)
 
 
 def of_window(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from rlvr_jax.rollout.protocol import Samples
 from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 from rlvr_jax.types import Mean, Metrics, Rollout, Stat
+
+Answers: TypeAlias = tuple[list[str], tuple[Verdict, ...]]
+"""The text of each response, and what was said of it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,20 +42,21 @@ def decode(tokenizer: Any, tokens: np.ndarray, length: np.ndarray) -> list[str]:
 
 
 class Early:
-    """Answers go to a judge as they are finished, while others are sampled: give `on_row` to the sampler, then `verdicts`
+    """Answers go to a judge as they are finished, while others are sampled: give `on_row` to the sampler, then `answers`
     to `collect`."""
 
     def __init__(self, judge: Judge, tokenizer: Any, records: tuple[dict, ...], group_size: int):
         self._judge, self._tokenizer, self._records, self._size = judge, tokenizer, records, group_size
-        self._asked: dict[int, Future[Verdict]] = {}
+        self._asked: dict[int, tuple[str, Future[Verdict]]] = {}
 
     def on_row(self, row: int, tokens: np.ndarray) -> None:
         (text,) = decode(self._tokenizer, tokens[None], np.array([len(tokens)]))
-        self._asked[row] = self._judge.submit(self._records[row // self._size], text)
+        self._asked[row] = text, self._judge.submit(self._records[row // self._size], text)
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def answers(self) -> Answers:
         """In the order of the rows; waits for those that are missing."""
-        return tuple(self._asked[row].result() for row in range(len(self._records) * self._size))
+        asked = [self._asked[row] for row in range(len(self._records) * self._size)]
+        return [text for text, _ in asked], tuple(verdict.result() for _, verdict in asked)
 
 
 def collect(
@@ -60,17 +64,19 @@ def collect(
     tokenizer: Any,
     batch: PromptBatch,
     samples: Samples,
-    verdicts: tuple[Verdict, ...] | None = None,
+    answers: Answers | None = None,
 ) -> Collected:
-    """Verify the samples of a prompt batch, where `verdicts` are not there already.
+    """Decode and verify the samples of a prompt batch, where that has not been done (`Early`).
 
     A response is rejected, and counted, where a log-probability of it is not finite or where there is no finite reward:
     nothing of it is trained, and its group is judged by the others.
     """
     tokens, length = np.asarray(samples.tokens), np.asarray(samples.length)
     group_size = len(tokens) // len(batch.length)
-    completions = decode(tokenizer, tokens, length)
-    verdicts = verify(task, batch.records, completions) if verdicts is None else verdicts
+    if answers is None:
+        texts = decode(tokenizer, tokens, length)
+        answers = texts, verify(task, batch.records, texts)
+    completions, verdicts = answers
     mask = samples.mask.copy()
     broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
     reward = np.array([np.nan if v.reward is None else v.reward for v in verdicts], np.float32)

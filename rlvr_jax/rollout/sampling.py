@@ -78,8 +78,7 @@ class Sampling:
     @property
     def is_on_policy(self) -> bool:
         """Whether the samples are draws of the policy whose log-probabilities are stored."""
-        uncut = self.top_k <= 0 and self.top_p == 1 and self.min_p == 0
-        return self.temperature > 0 and uncut and self.min_new_tokens == 0
+        return self.temperature > 0 and not is_cut(self)
 
 
 @pytree
@@ -119,6 +118,12 @@ class RowSampling:
     @property
     def score_temperature(self) -> Float[Array, " B"]:
         return jnp.where(self.temperature > 0, self.temperature, 1.0)
+
+
+def is_cut(sampling: Sampling | RowSampling) -> Any:
+    """Whether only a part of the vocabulary may be drawn; of rows, for each."""
+    s = sampling
+    return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0) | (s.min_new_tokens > 0)
 
 
 def row_keys(

@@ -4,7 +4,7 @@ Token in, token out: a row is cut at the token that completes the string, nothin
 is appended as tokens of its own. The cache needs no repair: what lies behind a row's position is not read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -14,8 +14,6 @@ from rlvr_jax.rollout.decode_loop import Edits, Log
 from rlvr_jax.rollout.table import Table
 from rlvr_jax.rollout.tools import RESULT, Turns, find_call, run_call, stop_strings
 from rlvr_jax.rollout.workers import Workers
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class Conversation:

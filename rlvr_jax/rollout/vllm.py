@@ -37,7 +37,7 @@ from rlvr_jax.models.names import HEAD, outer_name
 from rlvr_jax.models.safetensors_directory import SafetensorsDirectory
 from rlvr_jax.rollout import vllm_process
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
-from rlvr_jax.rollout.sampling import RowSampling, Sampling
+from rlvr_jax.rollout.sampling import RowSampling, Sampling, is_cut
 
 _NO_TOKENIZER = types.SimpleNamespace(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -52,12 +52,6 @@ def row_seed(seed: int, step: int, prompt_id: int, sample: int) -> int:
     """The seed of one response's noise, 63 bits, a function of its identity."""
     text = f"{seed} {step} {prompt_id} {sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def is_cut(sampling: Sampling | RowSampling) -> Any:
-    """Whether only a part of the vocabulary may be drawn; of rows, for each."""
-    s = sampling
-    return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0) | (s.min_new_tokens > 0)
 
 
 def logits_scale(sampling: Sampling) -> float:

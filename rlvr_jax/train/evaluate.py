@@ -138,7 +138,7 @@ def _answers(program: Program, judge: Judge, batch: PromptBatch, first: int) -> 
     early = Early(judge, program.tokenizer, batch.records, program.spec.group_size)
     seed = config.seed + EVALUATION_SEED_OFFSET
     samples = program.sample_batch(batch, step=0, seed=seed, first_sample=first, on_row=early.on_row)
-    found = collect(config.task, program.tokenizer, batch, samples, early.verdicts())
+    found = collect(config.task, program.tokenizer, batch, samples, early.answers())
     shape = (len(batch.length), program.spec.group_size)
     return _Answers(
         correct=np.array([v.correct for v in found.verdicts]).reshape(shape),

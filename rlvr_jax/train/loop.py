@@ -128,7 +128,7 @@ class Run:
             with self.phases("sample"):
                 samples = program.sample_batch(prompts, step=step, seed=config.seed, on_row=early.on_row)
             with self.phases("verify"):
-                found = collect(config.task, program.tokenizer, prompts, samples, early.verdicts())
+                found = collect(config.task, program.tokenizer, prompts, samples, early.answers())
             rounds.append(Round(prompts, found))
             refill.add(found)
         return refill, rounds

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlvr_jax.models.decoder import Decoder
-from rlvr_jax.models.decoding import bytes_of_step, cache_dtype
+from rlvr_jax.models.decoding import cache_dtype
 from rlvr_jax.products import precision_of
 from rlvr_jax.rollout.slots import Layout
 
@@ -56,6 +56,15 @@ def work_of_step(model: Decoder, layout: Layout, prompt: int, own: float) -> Ste
         head_flops=2.0 * layout.slots * c.dim * c.vocab_size,
         bytes=float(bytes_of_step(model, layout.slots, layout.blocks, prompt, round(own), cache_bytes)),
     )
+
+
+def bytes_of_step(model: Decoder, rows: int, blocks: int, prompt: int, own: int, cache_bytes: int) -> int:
+    """What a step has to read at the least: all weights once, each block's prompt once, each row's own tokens."""
+    c = model.config
+    layer = sum(math.prod(leaf.shape) for leaf in model.layout().values())
+    weights = (c.num_layers * layer + c.vocab_size * c.dim) * model.dtype.itemsize
+    token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * cache_bytes
+    return weights + token * (blocks * prompt + rows * own)
 
 
 def reach(model: Decoder, rows: int) -> Machine:
