@@ -12,25 +12,40 @@ Prompt: TypeAlias = str | list[dict[str, str]]
 
 
 class Reason(enum.StrEnum):
-    """Why a verdict is what it is. A verifier that failed is never counted as a wrong answer."""
+    """Why a verdict is what it is. A verifier that failed is never counted as a wrong answer.
+
+    `TRUNCATED`: not correct, and the answer was cut at the token limit; given by who knows the limit, not by a verifier.
+    """
 
     CORRECT = "correct"
     WRONG = "wrong"
     UNPARSABLE = "unparsable"
+    TRUNCATED = "truncated"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of several rewards of an answer: without its weight, and the weight."""
+
+    name: str
+    value: float
+    weight: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """The reward of one answer, its yes or no, and the reason.
 
-    A reward of `None` is no verdict: the answer is taken out of its group, and counted.
+    A reward of `None` is no verdict: the answer is taken out of its group, and counted. Where the reward is a sum of
+    weighted ones, `parts` are these.
     """
 
     reward: float | None
     correct: bool
     reason: Reason
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self):
         if self.correct != (self.reason is Reason.CORRECT):
