@@ -53,6 +53,12 @@ def last_boxed(text: str) -> str | None:
     return content
 
 
+def spelt(number: decimal.Decimal) -> str:
+    """Equal numbers as equal texts: 7 for 7.0, all digits kept, no exponent, no minus before a zero."""
+    text = f"{abs(number) if number == 0 else number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def _number(sign: str, digits: str) -> decimal.Decimal | None:
     if len(digits) > LONGEST_NUMBER:
         return None

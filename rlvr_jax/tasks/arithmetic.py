@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rlvr_jax.registry import nearest, register
-from rlvr_jax.tasks.answers import last_number
+from rlvr_jax.tasks.answers import last_number, spelt
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
 
 OPERATIONS = {"plus": operator.add, "minus": operator.sub, "times": operator.mul}
@@ -107,6 +107,11 @@ class Arithmetic(Task):
         if answer is None:
             return Verdict.of(Reason.UNPARSABLE)
         return Verdict.of(Reason.CORRECT if answer == int(record["answer"]) else Reason.WRONG)
+
+    def answer(self, completion: str) -> str | None:
+        """The last number, 7 and 7.0 being one."""
+        found = last_number(completion)
+        return None if found is None else spelt(found)
 
     def demonstration(self, record: dict) -> str:
         return record["answer"]

@@ -82,6 +82,11 @@ class Task(abc.ABC):
     def verify(self, record: dict, completion: str) -> Verdict:
         """Judge any text, the empty one included. Never raises on account of the completion."""
 
+    def answer(self, completion: str) -> str | None:
+        """What a completion answers, for a vote among several: equal answers are equal texts. `None` where it has none, and
+        for every completion of a task that cannot tell. Never raises on account of the completion."""
+        return None
+
     def vocabulary(self) -> tuple[str, ...] | None:
         """All words of prompts and answers, no specials; `None` where a pretrained tokenizer is needed."""
         return None

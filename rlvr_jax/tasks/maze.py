@@ -119,6 +119,15 @@ def reaches_goal(grid: Sequence[str], moves: Sequence[str]) -> bool:
     return False
 
 
+def walk(text: str) -> list[str] | None:
+    """The moves before the first DONE; `None` without one, and where another word stands among them."""
+    words = text.split()
+    if "DONE" not in words:
+        return None
+    moves = words[: words.index("DONE")]
+    return moves if all(word in MOVES for word in moves) else None
+
+
 class MazeRecords(Sequence[dict]):
     """The training mazes, each made when it is asked for, from (seed, index) alone."""
 
@@ -210,13 +219,15 @@ class MazeTask(Task):
 
     def verify(self, record: dict, completion: str) -> Verdict:
         """Words up to the first DONE count; what follows it does not. No DONE or another word: unparsable."""
-        words = completion.split()
-        if "DONE" not in words:
-            return Verdict.of(Reason.UNPARSABLE)
-        moves = words[: words.index("DONE")]
-        if any(word not in MOVES for word in moves):
+        moves = walk(completion)
+        if moves is None:
             return Verdict.of(Reason.UNPARSABLE)
         return Verdict.of(Reason.CORRECT if self.accepts(record["grid"], moves) else Reason.WRONG)
+
+    def answer(self, completion: str) -> str | None:
+        """The walk. Two ways to the goal are two answers."""
+        moves = walk(completion)
+        return None if moves is None else " ".join(moves)
 
     def vocabulary(self) -> tuple[str, ...]:
         return WORDS

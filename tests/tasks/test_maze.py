@@ -269,3 +269,13 @@ def test_two_thousand_mazes_of_nine_take_less_than_a_second():
         records[index]
     # CPU time of one core; about 27 000 mazes a second without run-time type checks, so this is slack
     assert time.process_time() - start < 0.25
+
+
+def test_the_vote_is_for_a_walk():
+    task = maze.Maze(size=5)
+    assert task.answer("DOWN  RIGHT DONE UP") == task.answer("DOWN RIGHT DONE") == "DOWN RIGHT"
+    assert (
+        task.answer("DONE") == ""
+        and task.answer("DOWN RIGHT") is None
+        and task.answer("DOWN WALL DONE") is None
+    )
