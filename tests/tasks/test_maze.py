@@ -272,7 +272,7 @@ def test_two_thousand_mazes_of_nine_take_less_than_a_second():
 
 
 def test_the_vote_is_for_a_walk():
-    task = maze.Maze(size=5)
+    task = maze.Maze()
     assert task.answer("DOWN  RIGHT DONE UP") == task.answer("DOWN RIGHT DONE") == "DOWN RIGHT"
     assert (
         task.answer("DONE") == ""
