@@ -16,7 +16,7 @@ from rlvr_jax.rollout.tools import Turns
 from rlvr_jax.rollout.vllm import Vllm
 from rlvr_jax.tasks.base import Task
 from rlvr_jax.tasks.maze import Maze
-from rlvr_jax.types import BatchSpec
+from rlvr_jax.types import BatchSpec, Pass, Stat
 
 LARGEST_SEED = 2_000_000_000
 """Seeds are 32-bit integers on a device, and an evaluation adds an offset to the run's."""
@@ -95,9 +95,15 @@ class Batch:
     max_rounds: int = 1
     """Times at the most that `prompts` are sampled to fill one batch with groups that the objective's group filter keeps
     (DAPO's dynamic sampling, arXiv:2503.14476; its recipe has 10). 1: what the filter leaves out is not replaced."""
+    ahead: int = 0
+    """Steps by which sampling is ahead of training. 0: on policy. 1: the next batch is sampled, and judged, while this one is
+    trained on, from weights one step old. What that gains is the time in which the devices waited for verdicts, tools or
+    an engine of somebody else; it takes one more copy of the trained weights."""
 
     def __post_init__(self):
-        _positive(self, "batch", *(f.name for f in dataclasses.fields(self)))
+        _positive(self, "batch", *(f.name for f in dataclasses.fields(self) if f.name != "ahead"))
+        if self.ahead not in (0, 1):
+            raise ValueError(f"batch.ahead is 0 (on policy) or 1 (weights one step old), got {self.ahead}.")
         if self.prompts % self.minibatches:
             raise ValueError(
                 f"batch.minibatches={self.minibatches} does not divide batch.prompts={self.prompts}: a group stays in "
@@ -115,6 +121,11 @@ class Batch:
     def updates(self) -> int:
         """Optimiser steps for each rollout batch and pass."""
         return self.minibatches * self.epochs
+
+    @property
+    def oldest(self) -> int:
+        """Steps by which the weights of a row may be old: sampled ahead, or left over from the step before."""
+        return self.ahead + (self.max_rounds > 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +295,11 @@ class Config:
             raise ValueError(
                 f"batch.max_rounds={self.batch.max_rounds} replaces the groups that a filter of the objective leaves out, and "
                 "this objective has none: add drop_uniform_groups to objective.mask (objective dapo has it), or set it to 1."
+            )
+        if self.batch.ahead and Stat.LOGPROB not in self.objective.wants(Pass.SAMPLER):
+            raise ValueError(
+                "batch.ahead=1 trains on answers of weights one step old, and nothing in this objective answers for that: add "
+                "sampler_correction to objective.token_weight, or set batch.ahead to 0."
             )
         if self.vllm is not None and (self.turns is not None or self.sampling.stop):
             raise ValueError(

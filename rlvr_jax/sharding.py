@@ -1,7 +1,9 @@
 """The device mesh, the one table from logical axes to mesh axes, and splits that keep shards where they are."""
 
+import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -117,3 +119,21 @@ def microbatches(tree: Tree, count: int, block: int) -> Tree:
         return blocks.reshape(count, -1, *x.shape[1:])
 
     return jax.tree.map(split, tree)
+
+
+_begins = threading.Lock()
+
+
+def in_order(function: Callable) -> Callable:
+    """A jitted function, begun by one thread at a time.
+
+    So all devices get the programs of several threads in one order, without which a collective of the one could wait for
+    that of another for ever.
+    """
+
+    @functools.wraps(function)
+    def begun(*args: Any) -> Any:
+        with _begins:
+            return function(*args)
+
+    return begun

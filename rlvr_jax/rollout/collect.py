@@ -22,6 +22,8 @@ class Collected:
 
     rollout: Rollout
     logprob: np.ndarray
+    version: np.ndarray
+    """[B], of the weights that a row was sampled with."""
     completions: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     metrics: Metrics
@@ -96,6 +98,7 @@ def collect(
     return Collected(
         rollout=rollout,
         logprob=samples.logprob,
+        version=samples.version,
         completions=tuple(completions),
         verdicts=verdicts,
         metrics=_metrics(rollout, samples.stats, verdicts, judged)

@@ -21,7 +21,7 @@ from rlvr_jax.rollout.table import Table
 from rlvr_jax.rollout.tools import Turns
 from rlvr_jax.rollout.turns import Conversation
 from rlvr_jax.rollout.workers import Workers
-from rlvr_jax.sharding import batch_shards, row_sharding
+from rlvr_jax.sharding import batch_shards, in_order, row_sharding
 
 _TOOL_PROCESSES = 2
 _SMALLEST_ROOM = 64
@@ -104,7 +104,7 @@ class Engine:
                 self.traces[name] += 1
                 return function(*args)
 
-            return jax.jit(traced, compiler_options=options, **how)
+            return in_order(jax.jit(traced, compiler_options=options, **how))
 
         self._to_weights, self._prefill = jitted("weights"), jitted("prefill")
         self._start = jitted("start", static_argnums=(1, 2))

@@ -19,10 +19,12 @@ from rlvr_jax.types import Mean, Metrics, Rollout, pytree
 
 @pytree
 class Groups:
-    """Whole groups of verified responses on the host, with the log-probabilities that the sampler stored."""
+    """Whole groups of verified responses on the host, with the log-probabilities that the sampler stored and the version of
+    its weights."""
 
     rollout: Rollout
     logprob: np.ndarray
+    version: np.ndarray
 
     def __len__(self) -> int:
         """Rows."""
@@ -35,7 +37,7 @@ class Groups:
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """For a checkpoint."""
-        return {**vars(self.rollout), "logprob": self.logprob}
+        return {**vars(self.rollout), "logprob": self.logprob, "version": self.version}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Groups | None":
@@ -43,7 +45,7 @@ class Groups:
         if not arrays:
             return None
         fields = {f.name: arrays[f.name] for f in dataclasses.fields(Rollout)}
-        return cls(rollout=Rollout(**fields), logprob=arrays["logprob"])
+        return cls(rollout=Rollout(**fields), logprob=arrays["logprob"], version=arrays["version"])
 
 
 def joined(parts: Sequence[Groups]) -> Groups:
@@ -94,7 +96,7 @@ class Refill:
 
     def add(self, found: Collected) -> None:
         """One round of as many groups as a batch has."""
-        groups = Groups(rollout=found.rollout, logprob=found.logprob)
+        groups = Groups(rollout=found.rollout, logprob=found.logprob, version=found.version)
         passed = self._passed(found.rollout)
         self._kept.append(groups.take(np.flatnonzero(passed), self._size))
         self._fillers = [groups.take(np.flatnonzero(~passed), self._size)]

@@ -18,6 +18,8 @@ FOLDER = "checkpoints"
 """Of a run directory."""
 ARRAYS = "arrays"
 """Item of a step that holds the arrays of the host, where there are any."""
+BEHIND = "behind"
+"""Item of a step that holds older parameters, where the next batch is sampled with such."""
 
 
 def was_started(run_dir: pathlib.Path) -> bool:
@@ -57,46 +59,60 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(
-        self, step: int, state: Any, data: dict[str, Any], arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        step: int,
+        state: Any,
+        data: dict[str, Any],
+        arrays: Mapping[str, np.ndarray] | None = None,
+        behind: Any = None,
     ) -> None:
-        """Start writing; returns once the arrays are copied. `arrays` are of the host, of any shape.
+        """Start writing; returns once the arrays are copied. `arrays` are of the host, of any shape; `behind` is another tree
+        of parameters.
 
         Raises OSError where the disk is too full, or where the save before this one failed.
         """
         self.wait()
         if self.latest() == step:
             return
-        leaves, arrays = _by_path(state), arrays or {}
-        size = sum(x.size * x.dtype.itemsize for x in (*leaves.values(), *arrays.values()))
+        leaves, arrays, older = _by_path(state), arrays or {}, _by_path(behind)
+        size = sum(x.size * x.dtype.itemsize for x in (*leaves.values(), *arrays.values(), *older.values()))
         require_space(self.directory, size)
         items = {"state": ocp.args.StandardSave(leaves), "data": ocp.args.JsonSave(data)}
         if arrays:
             items[ARRAYS] = ocp.args.StandardSave(dict(arrays))
+        if older:
+            items[BEHIND] = ocp.args.StandardSave(older)
         with self._failing_clearly():
             self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The state of `step` (default: newest) in the structure, dtypes and shardings of `like`."""
         step = self._existing(step)
-        abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(_abstracts(like)), data=ocp.args.JsonRestore()
+        )
         found = self._manager.restore(step, args=args)
-        leaves = [found["state"][path] for path in _by_path(like)]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), found["data"]
+        return _in_structure(like, found["state"]), found["data"]
+
+    def behind(self, like: Any) -> Any:
+        """The older parameters that the newest step was saved with; None where there are none."""
+        step = self.latest()
+        if step is None or BEHIND not in self._manager.item_metadata(step):
+            return None
+        args = ocp.args.Composite(**{BEHIND: ocp.args.StandardRestore(_abstracts(like))})
+        return _in_structure(like, self._manager.restore(step, args=args)[BEHIND])
 
     def restore_params(self, like: Any, step: int | None = None) -> Any:
         """The trained parameters of `step` (default: newest) and nothing of the optimiser; `like` is as for `restore`."""
         step, like = self._existing(step), {"params": like}
-        abstract = {path: _abstract(x) for path, x in _by_path(like).items()}
+        abstract = _abstracts(like)
         args = ocp.args.PyTreeRestore(
             abstract, ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
         )
         # a manager reads an item in one way only
         with ocp.CheckpointManager(self.directory) as manager:
             found = manager.restore(step, args=ocp.args.Composite(state=args))["state"]
-        return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in _by_path(like)])[
-            "params"
-        ]
+        return _in_structure(like, found)["params"]
 
     def _existing(self, step: int | None) -> int:
         """That step, or the newest. Raises FileNotFoundError where there is none."""
@@ -154,6 +170,14 @@ def _by_path(tree: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _in_structure(like: Any, by_path: Mapping[str, Any]) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(like), [by_path[path] for path in _by_path(like)])
+
+
+def _abstracts(like: Any) -> dict[str, Any]:
+    return {path: _abstract(x) for path, x in _by_path(like).items()}
 
 
 def _abstract(x: Any) -> Any:

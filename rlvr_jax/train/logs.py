@@ -16,7 +16,7 @@ from rlvr_jax.analysis.collapse import EARLY_STEPS
 from rlvr_jax.config import Config
 from rlvr_jax.configfile import to_plain
 from rlvr_jax.rollout.collect import Collected, decode
-from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
+from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter, import_wandb
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.progress import TrainProgress
@@ -70,7 +70,6 @@ class Logs:
         rounds: Sequence[Round],
         learned: Metrics,
         collapse: CollapseRecord,
-        stream: PromptStream,
         times: dict[str, float],
     ) -> None:
         """Everything about one finished step, which is counted in `collapse`. Figures of answers are about all that were
@@ -82,8 +81,6 @@ class Logs:
         times["time/traces"] = float(sum(program.traces.values()))
         others = {
             **{f"acr/{name}": rate for name, rate in collapse.add(self._collapsed(rounds)).items()},
-            "prompts/dropped": float(stream.dropped),
-            "prompts/cut": float(stream.cut),
             "optimizer/learning_rate": program.learning_rate_at(step),
         }
         sampled = functools.reduce(merge, (r.found.metrics for r in rounds))
@@ -113,6 +110,7 @@ def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[Rollou
             reason=verdict.reason.value,
             length=int(found.rollout.length[i]),
             truncated=bool(found.rollout.truncated[i]),
+            version=int(found.version[i]),
         )
         for i, verdict in enumerate(found.verdicts)
     ]

@@ -10,13 +10,12 @@ from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
 from rlvr_jax.models.lora import joined
-from rlvr_jax.rollout.collect import Early, collect
-from rlvr_jax.rollout.prompts import PromptStream
-from rlvr_jax.rollout.refill import Filled, Groups, Refill
+from rlvr_jax.rollout.refill import Filled
 from rlvr_jax.rollout.workers import Judge, Workers
+from rlvr_jax.train.batches import Batches, batches_of
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
-from rlvr_jax.train.logs import Logs, Round, check_logging, counting, merge, say, warn_about
+from rlvr_jax.train.logs import Logs, check_logging, counting, merge, say, warn_about
 from rlvr_jax.train.metrics import Phases
 from rlvr_jax.train.program import Program, assemble
 from rlvr_jax.train.rundir import open_run
@@ -52,8 +51,9 @@ def fit(config: Config) -> Outcome:
     open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else EVERY_KEY)
     judging = Workers(config.verification.workers, config.verification.deadline)
     with jax.set_mesh(program.mesh), judging as workers, Checkpoints.of(config) as checkpoints:
-        with StopRequest() as stop:
-            return Run(program, run_dir, stream, checkpoints, Judge(config.task, workers), stop).train()
+        judge = Judge(config.task, workers)
+        with StopRequest() as stop, batches_of(program, stream, judge, stop) as batches:
+            return Run(program, run_dir, batches, checkpoints, judge, stop).train()
 
 
 def free_keys(config: Config) -> frozenset[str]:
@@ -68,16 +68,15 @@ class Run:
         self,
         program: Program,
         run_dir: pathlib.Path,
-        stream: PromptStream,
+        batches: Batches,
         checkpoints: Checkpoints,
         judge: Judge,
         stop: StopRequest,
     ):
         self.program, self.config, self.run_dir = program, program.config, run_dir
-        self.stream, self.checkpoints, self.judge, self.stop = stream, checkpoints, judge, stop
+        self.batches, self.checkpoints, self.judge, self.stop = batches, checkpoints, judge, stop
         self.phases = Phases()
         self.collapse = CollapseRecord()
-        self.surplus: Groups | None = None
         self.told = False
         self.reference: Any = None
 
@@ -92,46 +91,25 @@ class Run:
         with Logs(program, self.run_dir, first) as logs:
             self.phases.collect()
             for step in range(first, config.steps):
-                before = self.position()
                 # ---- sample and verify: G answers to each prompt, a reward for each answer ------------------
-                refill, rounds = self.gather(state, step)
-                if self.stop.asked:  # this batch is thrown away; on resume the same one is sampled again
-                    return self.stopped(step, state, before)
+                batch = self.batches.take(step, state)
+                if batch is None:
+                    return self.stopped(step, state)
+                self.batches.look_ahead(step + 1, state)
                 # ---- score, credit, update ------------------------------------------------------------------
-                batch = refill.close()
-                self.surplus = batch.surplus
-                self.tell_once(step, batch)
-                state, learned = self.learn(state, batch)
+                self.tell_once(step, batch.filled)
+                state, learned = self.learn(state, batch.filled)
                 # ---- write down -----------------------------------------------------------------------------
-                learned = {**batch.metrics, **learned}
-                logs.write(step, rounds, learned, self.collapse, self.stream, self.phases.collect())
+                learned, times = {**batch.metrics, **learned}, {**batch.times, **self.phases.collect()}
+                logs.write(step, batch.rounds, learned, self.collapse, times)
                 done = step + 1
                 if self.stop.asked:
-                    return self.stopped(done, state, self.position())
+                    return self.stopped(done, state)
                 if done % config.checkpoint.every == 0 or done == config.steps:
-                    self.checkpoints.save(done, state.changing, *self.position())
+                    self.save(done, state)
                 self.evaluate_if_due(state, done)
         self.checkpoints.wait()
         return Outcome(complete=True, steps=config.steps, evaluations=load_evaluations(self.run_dir))
-
-    def gather(self, state: TrainState, step: int) -> tuple[Refill, list[Round]]:
-        """Rounds of sampling, until the batch is full of groups that the objective keeps or no more are allowed."""
-        config, program = self.config, self.program
-        size = config.batch
-        refill = Refill(config.objective.filters, size.prompts, size.group_size, self.surplus)
-        rounds: list[Round] = []
-        with self.phases("sample"):
-            program.sampler.push(state.policy, version=step)
-        while not (refill.full or refill.rounds == size.max_rounds or self.stop.asked):
-            prompts = next(self.stream).after(refill.rounds)
-            early = Early(self.judge, program.tokenizer, prompts.records, size.group_size)
-            with self.phases("sample"):
-                samples = program.sample_batch(prompts, step=step, seed=config.seed, on_row=early.on_row)
-            with self.phases("verify"):
-                found = collect(config.task, program.tokenizer, prompts, samples, early.answers())
-            rounds.append(Round(prompts, found))
-            refill.add(found)
-        return refill, rounds
 
     def tell_once(self, step: int, batch: Filled) -> None:
         """That a batch could not be filled; how often that happens is a metric."""
@@ -184,16 +162,16 @@ class Run:
         if latest is not None:
             state, data = self.checkpoints.restore(program.abstract.changing)
             state = dataclasses.replace(state, frozen=program.frozen())
-            self.stream.set_state(data["stream"])
+            behind = self.checkpoints.behind(program.abstract.params)
+            self.batches.set_position(data["stream"], self.checkpoints.arrays(), behind)
             self.collapse.set_state(data["collapse"])
-            self.surplus = Groups.from_arrays(self.checkpoints.arrays())
             say(f"resuming {self.run_dir} after step {latest}")
         else:
             state = program.fresh_state()
             if self.config.warmup.steps:
                 state = self.warm_up(state)
             if not self.stop.asked:  # half a warm-up is no place to go on from
-                self.checkpoints.save(0, state.changing, *self.position())
+                self.save(0, state)
         if program.score_ref is not None:
             self.reference = self.checkpoints.reference(program.abstract.params, state.params)
         return state, int(state.step)
@@ -225,6 +203,7 @@ class Run:
         due = step in (0, self.config.steps) or (wanted.every and step % wanted.every == 0)
         if not wanted.prompts or not due or step in load_evaluations(self.run_dir):
             return
+        self.batches.settle()
         with self.phases("evaluation"), counting("evaluation") as progress:
             found = evaluate(
                 self.program,
@@ -239,16 +218,15 @@ class Run:
         rates = "  ".join(f"pass@{r.k} {r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" for r in found.rates)
         say(f"step {step}: {rates}")
 
-    def position(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint holds beside the training state: where the data stand, and the groups that wait."""
-        data = {"stream": self.stream.get_state(), "collapse": self.collapse.get_state()}
-        return data, self.surplus.as_arrays() if self.surplus else {}
+    def save(self, done: int, state: TrainState) -> None:
+        """A checkpoint: the training state, where the data stand, and the groups and weights that wait for the next batch."""
+        stream, arrays = self.batches.position()
+        data = {"stream": stream, "collapse": self.collapse.get_state()}
+        self.checkpoints.save(done, state.changing, data, arrays, self.batches.behind)
 
-    def stopped(
-        self, done: int, state: TrainState, position: tuple[dict[str, Any], dict[str, Any]]
-    ) -> Outcome:
+    def stopped(self, done: int, state: TrainState) -> Outcome:
         """Leave everything so that the next start goes on from here."""
-        self.checkpoints.save(done, state.changing, *position)
+        self.save(done, state)
         self.checkpoints.wait()
         say(f"stopped after step {done}; the same command goes on from there")
         return Outcome(complete=False, steps=done, evaluations=load_evaluations(self.run_dir))

@@ -218,7 +218,8 @@ class Wandb:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutRow:
-    """One sampled answer, for people to read. `length` counts tokens, the stop token included."""
+    """One sampled answer, for people to read. `length` counts tokens, the stop token included; `version` is the number of
+    steps that its weights had been trained for."""
 
     prompt_id: int
     sample: int
@@ -229,6 +230,7 @@ class RolloutRow:
     reason: str
     length: int
     truncated: bool
+    version: int
 
 
 class RolloutWriter:

@@ -22,7 +22,7 @@ from rlvr_jax.rollout.engine import Engine
 from rlvr_jax.rollout.prompts import PromptBatch, PromptStream
 from rlvr_jax.rollout.protocol import OnRow, Request, Sampler, Samples, ignore
 from rlvr_jax.rollout.vllm import VllmSampler
-from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
+from rlvr_jax.sharding import batch_shards, in_order, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
 from rlvr_jax.types import BatchSpec, Pass
@@ -217,19 +217,21 @@ def _functions(config, spec, forward, tx, abstract, mesh, traces) -> dict[str, A
     def score_of(which: Pass, want) -> Callable | None:
         micro = batch.minibatches * batch.micro_batches
         score = make_score(forward, which, want, batch.group_size, micro)
-        return jax.jit(counted(f"score_{which}", score), out_shardings=rows) if want else None
+        return in_order(jax.jit(counted(f"score_{which}", score), out_shardings=rows)) if want else None
 
     part = dataclasses.replace(spec, groups=batch.prompts // batch.minibatches)
     update = make_update(objective, forward, tx, part, batch.minibatches, batch.micro_batches)
     return {
         "score": score_of(Pass.OLD, old_stats(config)),
         "score_ref": score_of(Pass.REF, objective.wants(Pass.REF)),
-        "credit": jax.jit(
-            counted("credit", make_credit(objective, spec)),
-            out_shardings=(rows, state_sharding.objective, replicated(mesh)),
+        "credit": in_order(
+            jax.jit(
+                counted("credit", make_credit(objective, spec)),
+                out_shardings=(rows, state_sharding.objective, replicated(mesh)),
+            )
         ),
-        "update": jit_update(
-            counted("update", update), out_shardings=(state_sharding.changing, replicated(mesh))
+        "update": in_order(
+            jit_update(counted("update", update), out_shardings=(state_sharding.changing, replicated(mesh)))
         ),
     }
 

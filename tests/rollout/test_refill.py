@@ -31,7 +31,14 @@ def round_of(right, first_id=0, width=5, rejected=()):
         prompt_id=ids,
         truncated=np.zeros(rows, bool),
     )
-    return Collected(rollout=rollout, logprob=-rollout.tokens / 7, completions=(), verdicts=(), metrics={})
+    return Collected(
+        rollout=rollout,
+        logprob=-rollout.tokens / 7,
+        version=ids // 2,
+        completions=(),
+        verdicts=(),
+        metrics={},
+    )
 
 
 MIXED = (DropUniformGroups(),)

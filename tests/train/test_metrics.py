@@ -134,6 +134,7 @@ def answer(sample, completion="1 2"):
         reason="wrong",
         length=2,
         truncated=True,
+        version=0,
     )
 
 
