@@ -231,6 +231,27 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class HeldOutSampling:
+    """What is drawn otherwise than in training, see `Sampling`; None: as there."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    max_new_tokens: int | None = None
+    """At the most those of `sampling`."""
+    min_new_tokens: int | None = None
+
+    def over(self, sampling: Sampling) -> Sampling:
+        """`sampling` with what is set here. Raises ValueError for values out of range."""
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        try:
+            return dataclasses.replace(sampling, **given)
+        except ValueError as error:
+            raise ValueError(f"evaluation.{error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Held-out pass@k, before the first step, at the end, and every `every` steps. 0 prompts: none."""
 
@@ -240,6 +261,9 @@ class Evaluation:
     k: tuple[int, ...] = (1,)
     every: int = 0
     """Training steps between evaluations; 0: only before and after."""
+    task: Task | None = None
+    """Whose held-out prompts; None: the run's."""
+    sampling: HeldOutSampling = dataclasses.field(default_factory=HeldOutSampling)
 
     def __post_init__(self):
         _positive(self, "evaluation", "prompts", "every", least=0)

@@ -1,16 +1,13 @@
-"""pass@k without bias, and how sure one can be of a mean over prompts."""
+"""pass@k without bias."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 Counts: TypeAlias = int | float | np.generic | np.ndarray | Array | Sequence
 """Whole numbers, one or many, held in any type."""
-
-_CHUNK = 2**20
-"""Resampled values held at once."""
 
 
 def pass_at_k(n: Counts, c: Counts, k: Counts) -> np.ndarray | float:
@@ -52,30 +49,3 @@ def _whole(name: str, x: Counts) -> np.ndarray:
             f"pass@k counts answers: {name} is a whole number, got {array[whole != array].flat[0]}."
         )
     return whole
-
-
-def bootstrap_interval(
-    values: Float[np.ndarray, " P"], *, level: float = 0.95, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over prompts: (low, high), the same for the same seed.
-
-    Prompts are resampled, not answers: the interval says how the mean would move with other prompts. For a
-    before/after comparison on the same prompts, pass the differences.
-
-    Raises: ValueError for no values, values that are not finite, a level outside (0, 1), or no draws.
-    Source: Efron, The Annals of Statistics 7(1), 1979.
-    """
-    if not values.size or not np.isfinite(values).all():
-        raise ValueError(f"a bootstrap interval needs finite values, at least one; got {values.tolist()}.")
-    if not 0 < level < 1:
-        raise ValueError(
-            f"level={level}: the share of means inside the interval lies between 0 and 1, as 0.95."
-        )
-    if draws < 1:
-        raise ValueError(f"draws={draws}: at least one resample; 10000 is usual.")
-    rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // values.size)
-    sizes = [min(rows, draws - done) for done in range(0, draws, rows)]
-    means = np.concatenate([values[rng.integers(values.size, size=(m, values.size))].mean(1) for m in sizes])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)

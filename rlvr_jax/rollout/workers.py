@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import itertools
 import math
 import multiprocessing
@@ -353,11 +354,23 @@ class Judge:
     """
 
     def __init__(self, task: Task, workers: Workers):
-        self._workers, self._verify = workers, workers.install(task.verify)
+        self._task, self._workers, self._verify = task, workers, workers.install(task.verify)
+
+    def of(self, task: Task) -> "Judge":
+        """The judge of a task, in the same processes."""
+        return self if task == self._task else Judge(task, self._workers)
 
     def submit(self, record: dict, completion: str) -> "Future[Verdict]":
         """A future whose result is a `Verdict`; it never raises on account of the answer."""
         return then(self._workers.submit(self._verify, record, completion), verdict)
+
+    def said(self, completion: str) -> "Future[str | None]":
+        """A future of what the answer votes for (`Task.answer`); `None` where that cannot be told."""
+        return then(self._workers.submit(self._answer, completion), _text_or_none)
+
+    @functools.cached_property
+    def _answer(self) -> Installed:
+        return self._workers.install(self._task.answer)
 
 
 def verdict(outcome: Outcome) -> Verdict:
@@ -367,3 +380,7 @@ def verdict(outcome: Outcome) -> Verdict:
     if isinstance(outcome, Done) and isinstance(outcome.value, Verdict):
         return outcome.value
     return Verdict.of(Reason.ERROR)
+
+
+def _text_or_none(outcome: Outcome) -> str | None:
+    return outcome.value if isinstance(outcome, Done) and isinstance(outcome.value, str) else None

@@ -2,67 +2,113 @@
 
 import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from rlvr_jax.analysis import bootstrap_interval, pass_at_k
+from rlvr_jax.analysis.diversity import variance_by_response
+from rlvr_jax.analysis.evaluation import DIVERSE, Answers, Evaluation, by_problem
 from rlvr_jax.config import Config
-from rlvr_jax.rollout.collect import Early, collect
-from rlvr_jax.rollout.prompts import PromptBatch, evaluation_batches
+from rlvr_jax.rollout.collect import Collected, Early, collect
+from rlvr_jax.rollout.prompts import PromptBatch, evaluation_batches, fingerprint
+from rlvr_jax.rollout.protocol import Request, Samples
+from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.rollout.workers import Judge
-from rlvr_jax.tasks.base import Reason
+from rlvr_jax.tasks.base import Split, Task
 from rlvr_jax.train.program import Program
 
 EVALUATION_SEED_OFFSET = 1_000_003
 """Added to the run's seed, so that held-out prompts are not sampled with the noise of training prompts."""
 
-
 EVALUATIONS = "evaluations.jsonl"
 
 
-@dataclasses.dataclass(frozen=True)
-class PassRate:
-    """pass@k over prompts with its 95 % bootstrap interval."""
-
-    k: int
-    value: float
-    low: float
-    high: float
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Right answers of each prompt (`right` of `samples`), and what follows from them."""
+class Asked:
+    """What is asked: `samples` answers, drawn in the way of `sampling`, to each problem (a batch of one prompt)."""
 
-    prompt_id: np.ndarray
-    right: np.ndarray
+    task: Task
+    problems: tuple[PromptBatch, ...]
     samples: int
-    rates: tuple[PassRate, ...]
-    reasons: dict[str, int]
-    mean_length: float
+    sampling: Sampling
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, for files and for `--json`."""
-        return {
-            "prompts": len(self.right),
-            "samples": self.samples,
-            "pass_at_k": {str(r.k): {"value": r.value, "low": r.low, "high": r.high} for r in self.rates},
-            "reasons": self.reasons,
-            "mean_length": self.mean_length,
-        }
-
-
-def check_held_out(config: Config) -> None:
-    """Raise ValueError where more held-out prompts are asked for than the task has."""
-    there = len(config.task.records("test")) if config.evaluation.prompts else 0
-    if config.evaluation.prompts > there:
-        raise ValueError(
-            f"evaluation.prompts={config.evaluation.prompts}, but task {config.task.name!r} holds out {there} records: "
-            "ask for fewer."
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        prompts: int,
+        samples: int,
+        task: Task | None = None,
+        sampling: Sampling | None = None,
+        split: Split = "test",
+    ) -> "Asked":
+        """The first `prompts` records of a split; task and sampling are the run's where they are not given."""
+        config = program.config
+        task = config.task if task is None else task
+        limit, policy = config.prompts.max_tokens, config.prompts.too_long
+        problems = evaluation_batches(
+            task, program.tokenizer, split, 1, prompts, max_prompt_tokens=limit, policy=policy
         )
+        return cls(task, tuple(problems), samples, config.sampling if sampling is None else sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """`count` answers to one problem (its place among those asked), the first of which is its sample `first`."""
+
+    problem: int
+    first: int
+    count: int
+
+
+def chunks(program: Program, asked: Asked, have: Mapping[int, int]) -> tuple[int, list[list[Share]]]:
+    """What is left to sample, in requests as long as the run's batch, and the group size of a share.
+
+    `have` says how many answers to a problem (by its prompt id) there are. A problem's shares follow each other, so that a
+    request is filled with answers to few problems rather than with surplus ones. Shares are as large as the run's groups
+    or, where that leaves less over, a little smaller: with groups of 8, 12 samples are 6 and 6.
+    """
+    rounds = math.ceil(asked.samples / program.spec.group_size)
+    size = math.ceil(asked.samples / rounds)
+    shares = [
+        Share(i, first, min(size, asked.samples - first))
+        for i, problem in enumerate(asked.problems)
+        for first in range(have.get(int(problem.prompt_id[0]), 0), asked.samples, size)
+    ]
+    rows = program.config.batch.prompts
+    return size, [shares[i : i + rows] for i in range(0, len(shares), rows)]
+
+
+def answered(
+    program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share], size: int
+) -> list[Answers]:
+    """The answers of a chunk, sampled with the weights that the sampler was given last, and judged.
+
+    What only fills up the request (whole shares of the last one, answers over `samples`) ends after one token.
+    """
+    empty = dataclasses.replace(chunk[-1], count=0)
+    shares = [*chunk, *[empty] * (program.config.batch.prompts - len(chunk))]
+    batch = _stacked([asked.problems[share.problem] for share in shares])
+    wanted = np.concatenate([np.arange(size) < share.count for share in shares])
+    early = Early(judge, program.tokenizer, batch.records, size)
+    request = Request(
+        batch=batch,
+        first_sample=np.array([share.first for share in shares], np.int32),
+        group_size=size,
+        seed=program.config.seed + EVALUATION_SEED_OFFSET,
+        step=0,
+        overrides=_overrides(asked.sampling, wanted),
+    )
+    samples = program.sampler.sample(request, early.on_row)
+    found = collect(asked.task, program.tokenizer, batch, samples, early.answers())
+    said = [
+        judge.said(text) if counts else None for text, counts in zip(found.completions, wanted, strict=True)
+    ]
+    return _as_answers(program, asked, chunk, size, samples, found, [s and s.result() for s in said])
 
 
 def evaluate(
@@ -73,78 +119,113 @@ def evaluate(
     prompts: int,
     samples: int,
     k: Sequence[int],
+    task: Task | None = None,
+    sampling: Sampling | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """`samples` answers to each of the first `prompts` held-out records, in rounds of the training batch's shape.
+    """`samples` answers to each of the first `prompts` held-out records, in requests of the training batch's shape.
 
-    Using that shape compiles nothing new; surplus answers of the last round are not counted. With the sampling
-    parameters of the run. `progress(done, total)` is called after each round.
+    Where the group size divides `samples`, that compiles nothing new. Task and sampling are the run's where they are not
+    given. `progress(done, total)` is called after each request.
     """
-    config, group = program.config, program.spec.group_size
-    batches = evaluation_batches(
-        config.task,
-        program.tokenizer,
-        "test",
-        config.batch.prompts,
-        prompts,
-        max_prompt_tokens=config.prompts.max_tokens,
-        policy=config.prompts.too_long,
-    )
+    asked = Asked.of(program, prompts, samples, task, sampling)
+    judge = judge.of(asked.task)
     program.sampler.push(params, version=0)
-    rounds = -(-samples // group)
-    ids, right, reasons, tokens = [], [], dict.fromkeys(map(str, Reason), 0), 0
-    for i, batch in enumerate(batches):
-        correct = np.zeros((len(batch.length), 0), bool)
-        for r in range(rounds):
-            keep = min(group, samples - r * group)
-            found = _answers(program, judge, batch, first=r * group)
-            correct = np.concatenate([correct, found.correct[:, :keep]], axis=1)
-            tokens += int(found.length[batch.valid, :keep].sum())
-            for reason in found.reason[batch.valid, :keep].flat:
-                reasons[reason] += 1
-            progress(i * rounds + r + 1, len(batches) * rounds)
-        ids.append(batch.prompt_id[batch.valid])
-        right.append(correct[batch.valid].sum(1))
-    counts = np.concatenate(right)
-    return Evaluation(
-        prompt_id=np.concatenate(ids),
-        right=counts,
-        samples=samples,
-        rates=tuple(pass_rate(counts, samples, each) for each in sorted(k)),
-        reasons=reasons,
-        mean_length=tokens / (len(counts) * samples),
-    )
+    size, todo = chunks(program, asked, {})
+    parts: list[Answers] = []
+    for i, chunk in enumerate(todo):
+        parts += answered(program, judge, asked, chunk, size)
+        progress(i + 1, len(todo))
+    return Evaluation.of(by_problem(parts).values(), samples, k)
 
 
-def pass_rate(right: np.ndarray, samples: int, k: int) -> PassRate:
-    """pass@k of right answers counted for each prompt."""
-    values = np.asarray(pass_at_k(samples, right, k), float)
-    low, high = bootstrap_interval(values)
-    return PassRate(k=k, value=float(values.mean()), low=low, high=high)
+def _stacked(problems: Sequence[PromptBatch]) -> PromptBatch:
+    """Batches of one prompt as one."""
+    width = max(problem.tokens.shape[1] for problem in problems)
+    tokens = [np.pad(problem.tokens, ((0, 0), (0, width - problem.tokens.shape[1]))) for problem in problems]
+    rows = {
+        name: np.concatenate([getattr(problem, name) for problem in problems])
+        for name in ("length", "prompt_id", "occurrence", "valid")
+    }
+    records = tuple(record for problem in problems for record in problem.records)
+    return PromptBatch(tokens=np.concatenate(tokens), records=records, **rows)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Answers:
-    """[P, G] of each."""
+def _overrides(sampling: Sampling, wanted: np.ndarray) -> dict[str, np.ndarray]:
+    """Each row's sampling; rows that are not wanted end as soon as they can."""
+    names = [field.name for field in dataclasses.fields(RowSampling)]  # type: ignore[arg-type]
+    rows = {name: np.full(len(wanted), getattr(sampling, name)) for name in names}
+    rows["max_new_tokens"] = np.where(wanted, rows["max_new_tokens"], 1)
+    rows["min_new_tokens"] = np.where(wanted, rows["min_new_tokens"], 0)
+    return rows
 
-    correct: np.ndarray
-    length: np.ndarray
-    reason: np.ndarray
+
+def _as_answers(
+    program: Program,
+    asked: Asked,
+    chunk: Sequence[Share],
+    size: int,
+    samples: Samples,
+    found: Collected,
+    said: Sequence[str | None],
+) -> list[Answers]:
+    special = {*program.stop, *program.tokenizer.all_special_ids}
+    variance = jax.device_get(variance_by_response(samples.logprob, samples.mask))
+
+    def tokens(row: int) -> tuple[int, ...]:
+        drawn = samples.tokens[row][samples.mask[row] > 0]
+        return tuple(token for token in drawn.tolist() if token not in special)
+
+    out = []
+    for i, share in enumerate(chunk):
+        problem = asked.problems[share.problem]
+        rows = range(i * size, i * size + share.count)
+        out.append(
+            Answers(
+                problem=int(problem.prompt_id[0]),
+                id=str(problem.records[0].get("id", problem.prompt_id[0])),
+                record=fingerprint(problem.records),
+                first=share.first,
+                reasons=tuple(found.verdicts[row].reason.value for row in rows),
+                lengths=tuple(int(samples.length[row]) for row in rows),
+                truncated=tuple(bool(samples.truncated[row]) for row in rows),
+                said=tuple(said[row] for row in rows),
+                variance=tuple(_digits(variance[row]) for row in rows),
+                tokens=tuple(tokens(row) for row in list(rows)[: max(0, DIVERSE - share.first)]),
+            )
+        )
+    return out
 
 
-def _answers(program: Program, judge: Judge, batch: PromptBatch, first: int) -> _Answers:
-    config = program.config
-    # Held-out prompts are each other's only neighbours: occurrence counts fillers, which are not scored.
-    early = Early(judge, program.tokenizer, batch.records, program.spec.group_size)
-    seed = config.seed + EVALUATION_SEED_OFFSET
-    samples = program.sample_batch(batch, step=0, seed=seed, first_sample=first, on_row=early.on_row)
-    found = collect(config.task, program.tokenizer, batch, samples, early.answers())
-    shape = (len(batch.length), program.spec.group_size)
-    return _Answers(
-        correct=np.array([v.correct for v in found.verdicts]).reshape(shape),
-        length=np.asarray(found.rollout.length).reshape(shape),
-        reason=np.array([v.reason.value for v in found.verdicts], object).reshape(shape),
-    )
+def _digits(values: Iterable[Any]) -> tuple[float | None, ...]:
+    """Six decimals, enough for a mean and short in a file; None for what is not finite."""
+    return tuple(round(float(v), 6) if np.isfinite(v) else None for v in values)
+
+
+def check_held_out(config: Config) -> None:
+    """Raise ValueError where a run cannot be evaluated as it says: too few held-out prompts, answers longer than there is
+    room for, words that a model from scratch does not know."""
+    wanted = config.evaluation
+    if not wanted.prompts:
+        return
+    task = wanted.task or config.task
+    there = len(task.records("test"))
+    if wanted.prompts > there:
+        raise ValueError(
+            f"evaluation.prompts={wanted.prompts}, but task {task.name!r} holds out {there} records: ask for fewer."
+        )
+    longest = wanted.sampling.over(config.sampling).max_new_tokens
+    if longest > config.sampling.max_new_tokens:
+        raise ValueError(
+            f"evaluation.sampling.max_new_tokens={longest} is more than sampling.max_new_tokens="
+            f"{config.sampling.max_new_tokens}, for which there is room: raise that, or evaluate with `rlvr-jax eval`."
+        )
+    unknown = set(task.vocabulary() or ()) - set(config.task.vocabulary() or ())
+    if config.model.scratch is not None and (task.vocabulary() is None or unknown):
+        raise ValueError(
+            f"a model from scratch knows the words of task {config.task.name!r} alone, and evaluation.task {task.name!r} has "
+            "others: leave it out, or set model.path instead of model.scratch."
+        )
 
 
 def save_evaluation(run_dir: pathlib.Path, step: int, evaluation: Evaluation) -> None:

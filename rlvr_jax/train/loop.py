@@ -212,6 +212,8 @@ class Run:
                 prompts=wanted.prompts,
                 samples=wanted.samples,
                 k=wanted.k,
+                task=wanted.task,
+                sampling=wanted.sampling.over(self.config.sampling),
                 progress=progress,
             )
         save_evaluation(self.run_dir, step, found)

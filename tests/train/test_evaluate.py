@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from tiny_task import Vowels
 
+from rlvr_jax.analysis import majority_at_k
+from rlvr_jax.analysis.evaluation import Answers, Evaluation, Rate
 from rlvr_jax.configfile import parse
 from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import evaluation_batches
 from rlvr_jax.rollout.workers import Judge, Workers
-from rlvr_jax.tasks import Reason
 from rlvr_jax.train.evaluate import (
     EVALUATION_SEED_OFFSET,
-    Evaluation,
     check_held_out,
     evaluate,
     load_evaluations,
-    pass_rate,
     save_evaluation,
 )
 from rlvr_jax.train.program import assemble
@@ -100,14 +99,20 @@ def test_seven_prompts_in_batches_of_four_are_all_scored_once(pairs, answers):
     found = run(*pairs)
     right = correct(verdicts)[:, :SAMPLES]
     assert 0 < right.mean() < 1
-    np.testing.assert_array_equal(found.prompt_id, range(PROMPTS))
-    np.testing.assert_array_equal(found.right, right.sum(1))
+    assert [a.problem for a in found.answers] == list(range(PROMPTS))
+    assert [a.id for a in found.answers] == [f"test-{i}" for i in range(PROMPTS)]
+    np.testing.assert_array_equal([a.correct for a in found.answers], right)
+    np.testing.assert_array_equal([a.lengths for a in found.answers], lengths[:, :SAMPLES])
     for rate in found.rates:
         np.testing.assert_allclose(rate.value, brute_force(right, rate.k), rtol=1e-12)
         assert 0 <= rate.low <= rate.value <= rate.high <= 1
-    assert found.mean_length == lengths[:, :SAMPLES].mean()
+    plain = found.as_json()
+    np.testing.assert_allclose(
+        [plain["length"][name] for name in ("mean", "p50", "p95")],
+        [lengths[:, :SAMPLES].mean(), *np.percentile(lengths[:, :SAMPLES], [50, 95])],
+    )
     reasons = [v.reason.value for v in verdicts[:, :SAMPLES].ravel()]
-    assert found.reasons == {r.value: reasons.count(r.value) for r in Reason}
+    assert plain["reasons"] == {name: reasons.count(name) for name in sorted(set(reasons))}
     assert found.samples == SAMPLES and [r.k for r in found.rates] == [1, 2, 4]
 
 
@@ -115,10 +120,10 @@ def test_surplus_answers_of_the_last_round_are_not_counted(pairs, answers):
     verdicts, lengths = answers
     found = run(*pairs, samples=3, k=(1, 3))
     right = correct(verdicts)[:, :3]
-    np.testing.assert_array_equal(found.right, right.sum(1))
+    np.testing.assert_array_equal([a.correct for a in found.answers], right)
     np.testing.assert_allclose(found.rates[1].value, brute_force(right, 3), rtol=1e-12)
-    assert sum(found.reasons.values()) == PROMPTS * 3
-    assert found.mean_length == lengths[:, :3].mean()
+    assert sum(found.as_json()["reasons"].values()) == PROMPTS * 3
+    np.testing.assert_allclose(found.as_json()["length"]["mean"], lengths[:, :3].mean())
 
 
 def test_the_result_does_not_depend_on_the_shape_of_the_batches(pairs):
@@ -138,12 +143,30 @@ def test_progress_counts_rounds(pairs):
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+def answers_of(problem, correct, said=None, first=0):
+    """Answers of one token each."""
+    n = len(correct)
+    return Answers(
+        problem=problem,
+        id=f"p{problem}",
+        record=f"r{problem}",
+        first=first,
+        reasons=tuple("correct" if right else "wrong" for right in correct),
+        lengths=(1,) * n,
+        truncated=(False,) * n,
+        said=tuple(said or [None] * n),
+        variance=((0.25, None, None),) * n,
+        tokens=((1,),) * n,
+    )
+
+
 def test_pass_rates_are_unbiased_over_all_counts():
     """Right answers of 5: against all subsets, for every k."""
     right = np.array([0, 1, 2, 3, 4, 5])
     table = [[i < n for i in range(5)] for n in right]
     for k in range(1, 6):
-        np.testing.assert_allclose(pass_rate(right, 5, k).value, brute_force(table, k), rtol=1e-12)
+        found = Evaluation.of([answers_of(i, row) for i, row in enumerate(table)], 5, (k,))
+        np.testing.assert_allclose(found.rates[0].value, brute_force(table, k), rtol=1e-12)
 
 
 def test_more_held_out_prompts_than_there_are_is_an_error():
@@ -157,14 +180,7 @@ def test_more_held_out_prompts_than_there_are_is_an_error():
 
 def test_evaluations_are_kept_by_step_and_later_ones_are_replaced(tmp_path):
     def at(right):
-        return Evaluation(
-            prompt_id=np.arange(2),
-            right=np.array(right),
-            samples=4,
-            rates=(pass_rate(np.array(right), 4, 1),),
-            reasons={"correct": sum(right)},
-            mean_length=2.5,
-        )
+        return Evaluation.of([answers_of(i, [j < n for j in range(4)]) for i, n in enumerate(right)], 4, (1,))
 
     assert load_evaluations(tmp_path) == {}
     for step, right in ((0, [0, 1]), (5, [1, 1]), (9, [4, 4]), (5, [2, 2])):  # resumed at 5 after a look at 9
