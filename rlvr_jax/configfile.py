@@ -71,7 +71,7 @@ def _section(cls: type, where: str, value: Any) -> Any:
 
 
 def _field(hint: Any, where: str, value: Any) -> Any:
-    if hint is Task:
+    if hint is Task or (hint == Task | None and value is not None):
         return _registered("task", "task", value)
     if hint == tuple[Tool, ...]:
         if not isinstance(value, list | tuple):
