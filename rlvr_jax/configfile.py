@@ -72,11 +72,12 @@ def _section(cls: type, where: str, value: Any) -> Any:
 
 def _field(hint: Any, where: str, value: Any) -> Any:
     if hint is Task or (hint == Task | None and value is not None):
-        return _registered("task", "task", value)
-    if hint == tuple[Tool, ...]:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{where} is a list of tools, got {value!r}.")
-        return tuple(_registered("tool", where, each) for each in value)
+        return _registered("task", where, value)
+    for slot, kind in (("tool", Tool), ("task", Task)):
+        if hint == tuple[kind, ...]:
+            if not isinstance(value, list | tuple):
+                raise ValueError(f"{where} is a list of {slot}s, got {value!r}.")
+            return tuple(_registered(slot, where, each) for each in value)
     if hint is Objective:
         return from_config(value)
     kinds = [t for t in (hint, *typing.get_args(hint)) if isinstance(t, type) and dataclasses.is_dataclass(t)]
@@ -91,7 +92,15 @@ def _registered(slot: str, where: str, value: Any) -> Any:
         raise ValueError(f"{where} is a name, or a mapping with `name` and its fields; got {value!r}.")
     fields = {str(k): v for k, v in fields.items()}
     name = fields.pop("name")
-    return registry.construct(registry.lookup(slot, name), f"{slot} {name!r}", fields)
+    cls = registry.lookup(slot, name)
+    hints = typing.get_type_hints(cls)
+    fields = {k: _field(hints.get(k), f"{where}.{k}", v) for k, v in fields.items()}
+    return registry.construct(cls, f"{slot} {name!r}", fields)
+
+
+def parse_task(value: Any) -> Task:
+    """A task from its name, or from a mapping with `name` and its fields."""
+    return _registered("task", "task", value)
 
 
 def override(tree: Mapping[Any, Any], words: Sequence[str]) -> dict[Any, Any]:

@@ -40,7 +40,6 @@ MODULES = {
 """Import names that are not the package's name with underscores."""
 
 NOT_IMPORTED = {
-    "tensorflow-datasets": "fixed by the user; imported by the TFDS data source, which is not in yet",
     "jinja2": "imported by transformers, which asks for it only when a chat template is rendered",
 }
 
@@ -108,7 +107,7 @@ def test_each_requirement_has_one_pin_that_satisfies_it(python):
     ]
     by_name = {canonicalize_name(p.name): p for p in pins}
     assert len(by_name) == len(pins), "two pins for one package"
-    for wanted in requirements("test", "demo", "gguf"):
+    for wanted in requirements("test", "demo", "gguf", "datasets"):
         pin = by_name[canonicalize_name(wanted.name)]
         (version,) = [s.version for s in pin.specifier]
         assert wanted.specifier.contains(version), f"{pin} does not satisfy {wanted}"
@@ -137,7 +136,7 @@ def module(requirement):
     )
 
 
-@pytest.mark.parametrize("requirement", requirements("gguf", "logging"), ids=lambda r: r.name)
+@pytest.mark.parametrize("requirement", requirements("gguf", "datasets", "logging"), ids=lambda r: r.name)
 def test_each_dependency_is_used(requirement):
     used = module(requirement) in top_modules()
     if canonicalize_name(requirement.name) in NOT_IMPORTED:
@@ -147,7 +146,7 @@ def test_each_dependency_is_used(requirement):
 
 
 def test_each_import_is_a_declared_dependency():
-    declared = {module(r) for r in requirements("gguf", "logging", "test")} | {"rlvr_jax"}
+    declared = {module(r) for r in requirements("gguf", "datasets", "logging", "test")} | {"rlvr_jax"}
     assert top_modules() - set(sys.stdlib_module_names) <= declared
 
 

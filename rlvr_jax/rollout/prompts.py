@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rlvr_jax.models.tokenizer import render
+from rlvr_jax.rollout.order import endless_indices, rows_of
 from rlvr_jax.tasks.base import Prompt, Split, Task
+from rlvr_jax.tasks.mixture import MixedRecords
 
 LongPrompts: TypeAlias = Literal["error", "drop", "cut_left"]
 """What to do with a prompt over the limit. `cut_left` keeps its end, and its BOS where it has one."""
@@ -42,6 +44,11 @@ class PromptBatch:
         """The same prompts where so many batches of this size come before them in a step: a prompt that was in one of
         those gets samples of its own."""
         return dataclasses.replace(self, occurrence=self.occurrence + np.int32(batches * len(self.length)))
+
+    def rows(self, rows: slice) -> "PromptBatch":
+        """Some of the rows, as wide as all of them are."""
+        fields = {f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)}
+        return PromptBatch(**fields)
 
 
 def check_policy(policy: str) -> None:
@@ -131,9 +138,14 @@ class PromptStream:
 
     A batch may span two epochs, so no record is left out at an epoch's end. Two streams with the same task,
     seed and state give the same batches. `dropped` and `cut` count the prompts over the limit since the start
-    of the run.
+    of the run. A mixture is drawn from by weight, and each of its tasks has epochs of its own.
 
-    Raises: ValueError for an empty split, an impossible limit, batch, seed or policy.
+    Of several processes each gets its rows of every batch, in the order of the processes: together they are the batch
+    that one process would get. All of them go through the whole batch, because its width, the repetitions in it and
+    what is dropped on the way concern every row; so a state is that of any process, and of any number of them.
+
+    Raises: ValueError for an empty split, an impossible limit, batch, seed or policy, and for a batch that does not
+    spread over the processes.
     """
 
     def __init__(
@@ -146,13 +158,18 @@ class PromptStream:
         policy: LongPrompts = "error",
         seed: int = 0,
         shuffle: bool = True,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         self._encoder = PromptEncoder(task, tokenizer, max_prompt_tokens, policy)
         self._records = _some_records(task, split, batch)
         self._batch, self._split = batch, split
-        self._order = {"seed": seed, "shuffle": shuffle}
+        self._rows = rows_of(process_index, process_count, batch)
+        self._order: dict[str, Any] = {"seed": seed, "shuffle": shuffle}
+        if isinstance(self._records, MixedRecords):
+            self._order["weights"] = list(self._records.weights)
         self._fingerprint = fingerprint(self._records)
-        self._indices = _endless_indices(len(self._records), seed, shuffle)
+        self._indices = endless_indices(self._records, seed, shuffle)
 
     @property
     def num_prompts(self) -> int:
@@ -185,7 +202,7 @@ class PromptStream:
                     f"{in_a_row} prompts of {self._split!r} in a row have more than prompts.max_tokens="
                     f"{self._encoder.max_prompt_tokens} tokens and were dropped; raise the limit."
                 )
-        return self._encoder.batch(rows, valid=len(rows))
+        return self._encoder.batch(rows, valid=len(rows)).rows(self._rows)
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -274,15 +291,3 @@ def _some_records(task: Task, split: Split, batch: int) -> Sequence[dict]:
             f"split {split!r} of {type(task).__name__} has no records; there is nothing to prompt with."
         )
     return records
-
-
-def _endless_indices(length: int, seed: int, shuffle: bool) -> Any:
-    """A grain iterator over record indices. Nothing is read ahead, so its state is exact."""
-    import grain
-
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed}: the shuffle takes a seed of 32 bits; use 0 to {2**32 - 1}.")
-    indices = grain.MapDataset.range(length).seed(seed)
-    if shuffle:
-        indices = indices.shuffle()
-    return iter(indices.repeat().to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
