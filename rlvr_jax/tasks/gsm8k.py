@@ -11,7 +11,8 @@ from typing import Any
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.answers import amount, last_boxed, last_number
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
-from rlvr_jax.tasks.records import RecordError, read_jsonl, split_file
+from rlvr_jax.tasks.records import RecordError, converted
+from rlvr_jax.tasks.sources import read_records
 
 _HARMLESS = frozenset(
     "frac dfrac tfrac cfrac text textbf textit textnormal mathrm mathbf mbox "
@@ -90,41 +91,41 @@ def reference(text: str) -> decimal.Decimal | None:
     return amount(after) if after else None
 
 
-def read_gsm8k(folder: str, split: Split) -> list[dict]:
+def read_gsm8k(path: str, split: Split) -> Sequence[dict]:
     """Records `id`, `question`, `answer` (digits only), and `solution` where the file has the worked answer.
 
-    Two forms of files are read: the published one, whose `answer` is the worked solution with `#### 18` at
+    Two forms of records are read: the published one, whose `answer` is the worked solution with `#### 18` at
     its end, and one with the number alone in `answer` and the working, if any, in `solution`.
 
     Raises: RecordError naming file and line.
     """
-    path = split_file(folder, split)
-    records = []
-    for index, (where, line) in enumerate(read_jsonl(path, ("question", "answer"))):
-        question, answer = line["question"], str(line["answer"])
-        if not isinstance(question, str) or not question.strip():
-            raise RecordError(
-                f"{where}: field 'question' is {question!r}; it has to be the text of the problem."
-            )
-        gold = reference(answer)
-        if gold is None:
-            raise RecordError(
-                f"{where}: field 'answer' has no number, neither alone nor after '####': {answer[-40:]!r}."
-            )
-        record = {"id": str(line.get("id", f"gsm8k-{split}-{index}")), "question": question}
-        record["answer"] = format(gold, "f")
-        working = line.get("solution", answer if "####" in answer else None)
-        records.append(record | ({"solution": str(working)} if working else {}))
-    return records
+    records = read_records(path, split, ("question", "answer"))
+    return converted(records, functools.partial(_problem, split))
+
+
+def _problem(split: Split, index: int, where: str, line: dict) -> dict:
+    question, answer = line["question"], str(line["answer"])
+    if not isinstance(question, str) or not question.strip():
+        raise RecordError(f"{where}: field 'question' is {question!r}; it has to be the text of the problem.")
+    gold = reference(answer)
+    if gold is None:
+        raise RecordError(
+            f"{where}: field 'answer' has no number, neither alone nor after '####': {answer[-40:]!r}."
+        )
+    record = {"id": str(line.get("id", f"gsm8k-{split}-{index}")), "question": question}
+    record["answer"] = format(gold, "f")
+    working = line.get("solution", answer if "####" in answer else None)
+    return record | ({"solution": str(working)} if working else {})
 
 
 @register("task", "gsm8k")
 @dataclasses.dataclass(frozen=True)
 class GSM8K(Task):
-    """GSM8K (Cobbe et al., arXiv:2110.14168) from `path`/train.jsonl and `path`/test.jsonl.
+    """GSM8K (Cobbe et al., arXiv:2110.14168) from `path`: a folder with train.jsonl and test.jsonl, either of which may
+    be gzipped, or whatever else `sources.read_records` reads.
 
-    Either may be gzipped. Chat messages: the question and, after an empty line, the instruction. Reading is
-    strict: a broken line is an error. An exception of the verifier is `Reason.ERROR`, never a wrong answer.
+    Chat messages: the question and, after an empty line, the instruction. Reading is strict: a broken line is an
+    error. An exception of the verifier is `Reason.ERROR`, never a wrong answer.
     """
 
     path: str = "data/gsm8k"
