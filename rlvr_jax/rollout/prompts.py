@@ -222,16 +222,16 @@ class PromptStream:
 
         Raises: ValueError for a state of other data, or of another order.
         """
+        if state["order"] != self._order:
+            raise ValueError(
+                f"the saved position is for the order {state['order']}, this stream has {self._order}; "
+                "resume with the seed of the run, or start a new run."
+            )
         if state["fingerprint"] != self._fingerprint:
             raise ValueError(
                 f"the data of split {self._split!r} changed: the saved position is for "
                 f"{state['fingerprint']}, this is {self._fingerprint} (size and hash); "
                 "resume with the data of the run, or start a new run."
-            )
-        if state["order"] != self._order:
-            raise ValueError(
-                f"the saved position is for the order {state['order']}, this stream has {self._order}; "
-                "resume with the seed of the run, or start a new run."
             )
         self._indices.set_state(state["position"])
         self._encoder.dropped, self._encoder.cut = state["dropped"], state["cut"]

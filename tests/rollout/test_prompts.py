@@ -3,14 +3,21 @@
 import dataclasses
 import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlvr_jax.models.tokenizer import render, word_tokenizer
 from rlvr_jax.rollout import prompts
 from rlvr_jax.rollout.prompts import PromptStream, evaluation_batches
 from rlvr_jax.tasks import Reason, Task, Verdict
+from rlvr_jax.tasks.mixture import Mixture
+from rlvr_jax.tasks.records import converted
+from rlvr_jax.tasks.sources import read_records
+from rlvr_jax.tasks.tfds_builder import build
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 SEVEN = tuple(f"{first} b c" for first in LETTERS[:7])
@@ -20,6 +27,7 @@ SEVEN = tuple(f"{first} b c" for first in LETTERS[:7])
 class Texts(Task):
     """A task whose prompts are given."""
 
+    name = "texts"
     texts: tuple[str, ...] = SEVEN
 
     def records(self, split):
@@ -30,6 +38,20 @@ class Texts(Task):
 
     def verify(self, record, completion):
         return Verdict.of(Reason.WRONG)
+
+
+def bare(index, where, record):
+    return record
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDisk(Texts):
+    """The same, read from where `path` says."""
+
+    path: str = ""
+
+    def records(self, split):
+        return converted(read_records(self.path, split, ("text",)), bare)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +86,107 @@ def test_a_new_stream_continues_exactly_across_epoch_edges(tokenizer, shuffle, s
     second.set_state(state)
     assert_same(take(first, 8), take(second, 8))
     assert first.get_state() == second.get_state()
+
+
+@given(
+    size=st.integers(1, 11),
+    shuffle=st.booleans(),
+    processes=st.sampled_from([1, 2, 3]),
+    resumed=st.sampled_from([1, 2]),
+    stop=st.integers(0, 3),
+    policy=st.sampled_from(["cut_left", "drop"]),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_number_of_processes_stops_and_continues_and_sees_every_prompt_once_an_epoch(
+    size, shuffle, processes, resumed, stop, policy, seed
+):
+    words = word_tokenizer(LETTERS)
+    texts = tuple(
+        " ".join(LETTERS[i : i + 1 + i % 3]) for i in range(size)
+    )  # with a limit of 3, some are too long
+    batch, more = 6, 2
+    common = dict(limit=3, policy=policy, seed=seed, shuffle=shuffle)
+    alone = take(stream(words, texts, batch, **common), stop + more)
+
+    def split(count, index):
+        return stream(words, texts, batch, process_index=index, process_count=count, **common)
+
+    first = [split(processes, i) for i in range(processes)]
+    before = [take(s, stop) for s in first]
+    states = [json.loads(json.dumps(s.get_state())) for s in first]
+    assert all(state == states[0] for state in states)
+    second = [split(resumed, i) for i in range(resumed)]
+    for s in second:
+        s.set_state(states[-1])
+    after = [take(s, more) for s in second]
+    for whole, parts in zip(alone, [*zip(*before, strict=True), *zip(*after, strict=True)], strict=True):
+        assert len({part.tokens.shape for part in parts}) == 1
+        for field in dataclasses.fields(whole):
+            pieces = [getattr(part, field.name) for part in parts]
+            joined = sum(pieces, ()) if field.name == "records" else np.concatenate(pieces)
+            np.testing.assert_array_equal(joined, getattr(whole, field.name))
+    kept = [i for i in range(size) if policy == "cut_left" or i % 3 < 2]
+    ids = np.concatenate([b.prompt_id for b in alone])
+    epochs = ids[: len(ids) // len(kept) * len(kept)].reshape(-1, len(kept))
+    assert (np.sort(epochs) == kept).all()
+    # Every record was taken once an epoch: kept, or counted.
+    taken = second[0].get_state()["position"]["next_index"]
+    assert taken == len(ids) + second[0].dropped
+    assert abs(second[0].dropped - taken // size * (size - len(kept))) <= size - len(kept)
+
+
+def test_a_batch_that_does_not_spread_over_the_processes_is_refused(tokenizer):
+    for fields, message in (
+        ({"process_count": 3}, "batch=4 does not spread over 3 processes: make it a multiple."),
+        (
+            {"process_count": 2, "process_index": 2},
+            "process_index=2: there are 2 processes, the first is 0.",
+        ),
+    ):
+        with pytest.raises(ValueError) as error:
+            stream(tokenizer, **fields)
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize("stopped_after", [0, 1, 5])
+def test_a_mixture_continues_exactly_and_its_weights_are_part_of_its_order(tokenizer, stopped_after):
+    tasks = tuple(
+        Texts(tuple(f"{letter} {other}" for other in LETTERS[:n])) for letter, n in (("a", 3), ("b", 5))
+    )
+
+    def mixed(*weights, **fields):
+        return PromptStream(Mixture(tasks, weights), tokenizer, "train", 4, 64, **fields)
+
+    first = mixed(3.0, 1.0)
+    batches = take(first, stopped_after)
+    state = json.loads(json.dumps(first.get_state()))
+    again = mixed(3.0, 1.0, process_count=2, process_index=1)
+    again.set_state(state)
+    for theirs, ours in zip(take(first, 4), take(again, 4), strict=True):
+        assert Counter(r["task"] for r in theirs.records) == {"texts": 3, "texts-2": 1}
+        assert theirs.records[2:] == ours.records
+        batches.append(theirs)
+    for label, size in (("texts", 3), ("texts-2", 5)):
+        ids = [r["id"] for b in batches for r in b.records if r["task"] == label]
+        for start in range(0, len(ids) - size + 1, size):
+            assert len(set(ids[start : start + size])) == size
+    with pytest.raises(ValueError) as error:
+        mixed(1.0, 1.0).set_state(state)
+    assert str(error.value) == (
+        "the saved position is for the order {'seed': 0, 'shuffle': True, 'weights': [3, 1]}, this stream has "
+        "{'seed': 0, 'shuffle': True, 'weights': [1, 1]}; resume with the seed of the run, or start a new run."
+    )
+
+
+def test_records_that_are_read_when_asked_for_are_prompts_too(tokenizer, tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"id": t, "text": t}) + "\n" for t in SEVEN))
+    lazy = OnDisk(path=str(build(tmp_path, tmp_path / "out", "seven")))
+    assert not isinstance(lazy.records("train"), list)
+    listed = OnDisk(path=str(tmp_path))
+    streams = [PromptStream(task, tokenizer, "train", 4, 64, seed=5) for task in (lazy, listed)]
+    assert streams[0].fingerprint() == streams[1].fingerprint()
+    assert_same(*(take(each, 4) for each in streams))
 
 
 def test_taking_a_state_does_not_move_the_stream(tokenizer):
