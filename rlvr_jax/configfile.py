@@ -21,6 +21,11 @@ from rlvr_jax.tasks.base import Task
 
 def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
     """A config from a YAML file and `--field value` words. Raises ValueError with one sentence that says what is wrong."""
+    return parse(override(read(path), overrides))
+
+
+def read(path: str | pathlib.Path) -> dict[Any, Any]:
+    """The plain data of a YAML file. Raises ValueError for a file that is missing or holds no mapping."""
     path = pathlib.Path(path)
     if not path.is_file():
         near = registry.nearest(str(path), [str(p) for p in path.parent.glob("*.yaml")])
@@ -31,7 +36,7 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds {type(tree).__name__}, a config is a mapping of keys.")
-    return parse(override(tree, overrides))
+    return tree
 
 
 def parse(tree: Mapping[Any, Any]) -> Config:
