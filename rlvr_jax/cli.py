@@ -27,18 +27,28 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """Unbiased held-out pass@k, with 95 % bootstrap intervals, of a run directory or a model. Config fields
-    (`--sampling.temperature 0.6`) may follow."""
+    """Unbiased held-out pass@k and majority@k, with 95 % bootstrap intervals, of a run, of a config's start weights (without
+    its warm-up) or of a model. Config fields (`--sampling.temperature 0.6 --seed 1`) may follow. Answers are kept in a
+    folder as they come: the same command goes on where it was stopped, and for more samples or prompts samples only these.
+    """
 
-    policy: Positional[pathlib.Path]
-    """Run directory, Hugging Face directory or .gguf file."""
+    policy: Positional[pathlib.Path | None] = None
+    """Run directory, config file, Hugging Face directory or .gguf file."""
     task: str | None = None
-    """Name of a task; a run has its own."""
+    """Name of a task, or YAML with its fields: '{name: maze, size: 7}'. A run has its own."""
     samples: int = 64
     """Answers to each prompt."""
     prompts: int = 0
     """How many held-out prompts; 0: all."""
-    k: tuple[int, ...] = (1,)
+    k: tuple[int, ...] | None = None
+    """1, or with --compare all that both evaluations have."""
+    split: Literal["train", "test"] = "test"
+    step: int | None = None
+    """Training step of a run whose checkpoint is there; the newest without."""
+    output: pathlib.Path | None = None
+    """Folder of the evaluation; else a folder in the run directory, or in runs/evaluations."""
+    compare: tuple[pathlib.Path, pathlib.Path] | None = None
+    """Folders of two evaluations: the difference on their common problems, second less first. Nothing is sampled."""
     json: bool = False
     """Print one line of JSON instead of a table."""
 
@@ -151,19 +161,57 @@ def _train(command: Train, rest: Sequence[str]) -> int:
 
 
 def _eval(command: Eval, rest: Sequence[str]) -> int:
-    from rlvr_jax.train.logs import counting
-    from rlvr_jax.train.policy import evaluate_policy, evaluation_config
-    from rlvr_jax.train.summary import rate_table
+    from rlvr_jax.train.logs import counting, say
+    from rlvr_jax.train.policy import HeldOut, evaluate_policy, evaluation_config
+    from rlvr_jax.train.stop import STOPPED, StopRequest
+    from rlvr_jax.train.summary import evaluation_lines, evaluation_table
 
+    if command.compare is not None:
+        return _compare(command, rest)
+    if command.policy is None:
+        raise ValueError("eval takes a run, a config or a model; or two evaluations with --compare.")
     config = evaluation_config(command.policy, command.task, rest)
-    with counting("evaluation") as progress:
-        found = evaluate_policy(
-            command.policy, config, command.prompts, command.samples, command.k, progress
-        ).as_json()
+    wanted = HeldOut(
+        prompts=command.prompts,
+        samples=command.samples,
+        k=command.k or (1,),
+        split=command.split,
+        step=command.step,
+        output=command.output,
+    )
+    with counting("evaluation") as progress, StopRequest() as stop:
+        folder, found = evaluate_policy(command.policy, config, wanted, progress, lambda: stop.asked)
+    if found is None:
+        say(f"stopped; the same command goes on with what is in {folder}")
+        return STOPPED
+    if command.json:
+        short = {name: value for name, value in found.items() if name != "problems"}
+        print(json.dumps({**short, "folder": str(folder)}))
+        return 0
+    console = Console()
+    console.print(evaluation_table(found))
+    for line in [*evaluation_lines(found), f"folder: {folder}"]:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def _compare(command: Eval, rest: Sequence[str]) -> int:
+    from rlvr_jax.analysis.comparison import compare
+    from rlvr_jax.train.evaluation_folder import read_result, settings_apart
+    from rlvr_jax.train.summary import comparison_table
+
+    if command.policy is not None or rest:
+        extra = " ".join([*([str(command.policy)] if command.policy else []), *rest])
+        raise ValueError(f"eval --compare takes two evaluations, and --k; got {extra!r} beside them.")
+    first, second = (read_result(path) for path in command.compare or ())
+    found = {**compare(first, second, command.k or ()).as_json(), "settings": settings_apart(first, second)}
     if command.json:
         print(json.dumps(found))
-    else:
-        Console().print(rate_table(found))
+        return 0
+    console = Console()
+    console.print(comparison_table(found))
+    for name, values in found["settings"].items():
+        console.print(f"{name}: {' and '.join(values)}", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 

@@ -74,14 +74,16 @@ def test_evaluating_a_run_again_gives_what_it_wrote_at_its_end(trained):
     assert (status, len(lines)) == (0, 1)
     written = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
     assert [row["step"] for row in written] == [0, 3]
-    assert json.loads(lines[0]) | {"step": 3} == written[-1]
+    found = json.loads(lines[0])
+    assert {name: found[name] for name in written[-1]} == written[-1]
+    assert found["policy"] == str(folder) and found["sampling"]["temperature"] == 1.0
 
 
 def test_a_run_can_be_evaluated_greedily_as_a_table(trained):
     status, lines = run("eval", trained[0], "--samples", 4, "--sampling.temperature", 0)
     text = " ".join(" ".join(lines).split())  # the title is wrapped to the table
     assert status == 0
-    assert "1 held-out prompts, 4 samples each" in text and "0.000 [0.000, 0.000]" in text
+    assert "1 prompts, 4 samples each" in text and "0.000 [0.000, 0.000]" in text
 
 
 def test_samples_are_repeatable_and_in_the_order_of_the_prompts(trained):
@@ -322,7 +324,7 @@ def test_an_evaluation_that_cannot_be_made_is_one_line(trained, capsys, unbuilt)
     refused(
         capsys,
         ["eval", folder, "--prompts", 2],
-        "evaluation.prompts=2, but task 'maze' holds out 1 records: ask for fewer.",
+        "prompts=2, but split 'test' of task 'maze' has 1 records: ask for fewer.",
     )
     refused(
         capsys,

@@ -20,6 +20,7 @@ from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Split, Task
 from rlvr_jax.train.program import Program
+from rlvr_jax.train.rundir import write_whole
 
 EVALUATION_SEED_OFFSET = 1_000_003
 """Added to the run's seed, so that held-out prompts are not sampled with the noise of training prompts."""
@@ -232,10 +233,9 @@ def save_evaluation(run_dir: pathlib.Path, step: int, evaluation: Evaluation) ->
     """Add a line to evaluations.jsonl, all or nothing. Lines of this step or later ones are replaced."""
     kept = {s: row for s, row in load_evaluations(run_dir).items() if s < step}
     rows = {**kept, step: evaluation.as_json()}
-    path = run_dir / EVALUATIONS
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s, row in rows.items()))
-    draft.replace(path)
+    write_whole(
+        run_dir / EVALUATIONS, "".join(json.dumps({"step": s, **row}) + "\n" for s, row in rows.items())
+    )
 
 
 def load_evaluations(run_dir: pathlib.Path) -> dict[int, dict[str, Any]]:

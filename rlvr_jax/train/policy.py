@@ -2,13 +2,13 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from rlvr_jax.config import Batch, Config, MeshShape, Warmup
-from rlvr_jax.configfile import override, parse
+from rlvr_jax.config import Batch, Config, Evaluation, MeshShape, Warmup
+from rlvr_jax.configfile import override, parse, read, to_plain
 from rlvr_jax.models.export import export, require_empty
 from rlvr_jax.models.lora import joined
 from rlvr_jax.registry import names
@@ -16,8 +16,10 @@ from rlvr_jax.rollout.collect import decode
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
 from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.sharding import batch_shards, make_mesh
+from rlvr_jax.tasks.base import Split
 from rlvr_jax.train.checkpoint import FOLDER, Checkpoints
-from rlvr_jax.train.evaluate import Evaluation, check_held_out, evaluate
+from rlvr_jax.train.evaluate import Asked
+from rlvr_jax.train.evaluation_folder import EvaluationFolder, evaluate_into, folder_name, settings_of
 from rlvr_jax.train.program import Program, assemble
 from rlvr_jax.train.rundir import saved_config
 
@@ -34,31 +36,50 @@ class Completion:
 
 
 def policy_config(path: pathlib.Path, overrides: Sequence[str]) -> Config:
-    """The config to open `path` with: a run directory's own, or defaults around a model's path.
+    """The config to open `path` with: a run directory's own, a config file's, or defaults around a model's path.
 
     `overrides` (`--field value` words) are laid over it.
     """
-    base = saved_config(path)
-    return parse(override({"model": {"path": str(path)}} if base is None else base, overrides))
+    return parse(override(_tree(path), overrides))
 
 
 def evaluation_config(path: pathlib.Path, task: str | None, overrides: Sequence[str]) -> Config:
-    """`policy_config` on the task of a run, or on the one that is named.
+    """`policy_config` on the task that is named, or on the one that the run or the config is evaluated on, sampled in the
+    way that this is.
 
     Raises ValueError for a model without a task: a default one would be evaluated unasked.
     """
     words = ["--task", task, *overrides] if task else list(overrides)
     named = any(word.split("=")[0] == "--task" for word in words)
-    if not named and path.exists() and saved_config(path) is None:
+    if not named and path.exists() and _is_model(path):
         raise ValueError(
             f"{path} is no run, so it has no task of its own: name one with --task, of {', '.join(names('task'))}."
         )
-    return policy_config(path, words)
+    tree = to_plain(parse(_tree(path)))
+    own = tree.pop("evaluation")
+    tree["task"] = own["task"] or tree["task"]
+    tree["sampling"] |= {name: value for name, value in own["sampling"].items() if value is not None}
+    return parse(override(tree, words))
+
+
+def _tree(path: pathlib.Path) -> dict[str, Any]:
+    """The config of a run, of a file, or around a model, as plain data."""
+    saved = saved_config(path)
+    if saved is not None:
+        return saved
+    return {"model": {"path": str(path)}} if _is_model(path) else read(path)
+
+
+def _is_model(path: pathlib.Path) -> bool:
+    """Whether a path names weights: neither a run nor a config file."""
+    return saved_config(path) is None and path.suffix not in (".yaml", ".yml")
 
 
 def open_policy(path: pathlib.Path, config: Config, step: int | None = None) -> tuple[Program, Any]:
     """The program of a config and all parameters: those of a run after `step` (default: of its newest checkpoint), or the
-    model's weights."""
+    model's weights. Raises ValueError for a step of what is no run."""
+    if step is not None and saved_config(path) is None:
+        raise ValueError(f"{path} is no run, so it has no step {step}: leave --step out.")
     program = assemble(config, num_prompts=len(config.task.records("train")))
     if saved_config(path) is None:
         return program, program.fresh_state().policy
@@ -67,23 +88,65 @@ def open_policy(path: pathlib.Path, config: Config, step: int | None = None) -> 
         return program, joined(trained, program.frozen())
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Which problems `evaluate_policy` asks, how often, and what it works out: fields of the command `eval`."""
+
+    prompts: int = 0
+    """0: all of the split."""
+    samples: int = 64
+    k: tuple[int, ...] = (1,)
+    split: Split = "test"
+    step: int | None = None
+    """Of a run's checkpoint; None: the newest."""
+    output: pathlib.Path | None = None
+    """Folder of the evaluation; None: see `evaluation_path`."""
+
+
 def evaluate_policy(
-    path: pathlib.Path, config: Config, prompts: int, samples: int, k: Sequence[int], progress: Any
-) -> Evaluation:
-    """Held-out pass@k of a run or a model on the config's task; `prompts` 0: all that the task holds out."""
-    there = len(config.task.records("test"))
-    wanted = dataclasses.replace(
-        config.evaluation, prompts=prompts or there, samples=samples, k=tuple(sorted(k))
-    )
-    config = dataclasses.replace(config, evaluation=wanted)
-    check_held_out(config)
-    program, params = open_policy(path, config)
+    path: pathlib.Path,
+    config: Config,
+    wanted: HeldOut,
+    progress: Callable[[int, int], None],
+    stop: Callable[[], bool],
+) -> tuple[pathlib.Path, dict[str, Any] | None]:
+    """Evaluate a run, a config's start weights or a model on the config's task: the folder of the evaluation, and its
+    figures as plain data, None where `stop` ended it early."""
+    there = len(config.task.records(wanted.split))
+    asks = Evaluation(prompts=wanted.prompts or there, samples=wanted.samples, k=tuple(sorted(wanted.k)))
+    if asks.prompts > there:
+        raise ValueError(
+            f"prompts={asks.prompts}, but split {wanted.split!r} of task {config.task.name!r} has {there} records: ask for "
+            "fewer."
+        )
+    program, params = open_policy(path, config, wanted.step)
+    asked = Asked.of(program, asks.prompts, asks.samples, split=wanted.split)
     judging = Workers(config.verification.workers, config.verification.deadline)
     with jax.set_mesh(program.mesh), judging as workers:
-        judge = Judge(config.task, workers)
-        return evaluate(
-            program, params, judge, prompts=wanted.prompts, samples=samples, k=wanted.k, progress=progress
-        )
+        settings = settings_of(program, params, asked, wanted.split)
+        folder = wanted.output or evaluation_path(path, settings)
+        with EvaluationFolder(folder, settings) as kept:
+            judge = Judge(config.task, workers)
+            found = evaluate_into(kept, program, params, judge, asked, asks.k, progress, stop)
+            about = {"policy": str(path), "step": _step(path, config, wanted.step)}
+            about |= {name: settings[name] for name in ("weights", "task", "split", "seed", "sampling")}
+            title = f"{path}: {config.task.name}, {wanted.split}"
+            return folder, None if found is None else kept.finish(found, about, title)
+
+
+def _step(path: pathlib.Path, config: Config, step: int | None) -> int | None:
+    """The step of a run that is evaluated; None for what is no run."""
+    if step is not None or saved_config(path) is None:
+        return step
+    with Checkpoints(path / FOLDER, keep=config.checkpoint.keep) as checkpoints:
+        return checkpoints.latest()
+
+
+def evaluation_path(path: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
+    """Where an evaluation lies if nobody says: in its run's directory, or under `runs` by the name of the model."""
+    if saved_config(path) is not None:
+        return path / "evaluations" / folder_name(settings)
+    return pathlib.Path("runs", "evaluations", f"{path.stem}-{folder_name(settings)}")
 
 
 def sample_policy(
@@ -130,8 +193,6 @@ def export_policy(
     adapter too.
     """
     require_empty(directory)
-    if step is not None and saved_config(path) is None:
-        raise ValueError(f"{path} is no run, so it has no step {step}: leave --step out.")
     sizes = Batch(prompts=len(jax.devices()), group_size=config.batch.group_size)
     model = dataclasses.replace(config.model, dtype="float32")
     mesh = MeshShape(data=1, fsdp=-1)

@@ -35,7 +35,7 @@ def open_run(run_dir: pathlib.Path, config: str, free: Collection[str] = ()) -> 
             f"{run_dir} exists and is no run (it has no {CONFIG}): set run_dir to a new directory."
         )
     run_dir.mkdir(parents=True, exist_ok=True)
-    _write(run_dir / CONFIG, config)
+    write_whole(run_dir / CONFIG, config)
     _record_versions(run_dir / VERSIONS)
     return saved is not None
 
@@ -52,11 +52,10 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any], free: Collectio
     Keys are dotted (`objective.clip.high`, `objective.advantage[0].gamma`). Those in `free`, and all below them, may
     differ.
     """
-    before, now = dict(_flatten(old)), dict(_flatten(new))
     lines = [
-        f"  {key}: {_show(before, key)} in the run, {_show(now, key)} now"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key, ...) != now.get(key, ...) and not _is_free(key, free)
+        f"  {key}: {before} in the run, {now} now"
+        for key, (before, now) in differences(old, new).items()
+        if not _is_free(key, free)
     ]
     if lines:
         raise ValueError(
@@ -64,6 +63,16 @@ def check_resume(old: Mapping[str, Any], new: Mapping[str, Any], free: Collectio
             + "\n".join(lines)
             + "\nGo back to the run's values, or set run_dir to a new directory."
         )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Dotted keys in which two trees of plain data differ, sorted, and both values as text ("absent" where there is none)."""
+    before, now = dict(_flatten(old)), dict(_flatten(new))
+    return {
+        key: (_show(before, key), _show(now, key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key, ...) != now.get(key, ...)
+    }
 
 
 def _flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -118,10 +127,10 @@ def _record_versions(path: pathlib.Path) -> None:
     seen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     current = versions()
     if not seen or seen[-1] != current:
-        _write(path, json.dumps([*seen, current], indent=1) + "\n")
+        write_whole(path, json.dumps([*seen, current], indent=1) + "\n")
 
 
-def _write(path: pathlib.Path, text: str) -> None:
+def write_whole(path: pathlib.Path, text: str) -> None:
     """All or nothing, whenever the process is killed."""
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "w", encoding="utf-8") as file:

@@ -53,14 +53,50 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     console.print(f"run directory: {summary['run_dir']}", soft_wrap=True)
 
 
-def rate_table(found: dict[str, Any]) -> Table:
-    """One evaluation as a table."""
-    table = Table(title=f"{found['prompts']} held-out prompts, {found['samples']} samples each")
+def evaluation_table(found: dict[str, Any]) -> Table:
+    """The rates of one evaluation as a table."""
+    table = Table(title=f"{found['prompts']} prompts, {found['samples']} samples each")
+    votes = found["majority_at_k"]
     table.add_column("k", justify="right")
     table.add_column("pass@k, 95 % interval", justify="right")
+    if votes is not None:
+        table.add_column("majority@k", justify="right")
     for k, rate in found["pass_at_k"].items():
-        table.add_row(k, _rate(rate))
+        table.add_row(k, _rate(rate), *([] if votes is None else [_rate(votes[k])]))
     return table
+
+
+def evaluation_lines(found: dict[str, Any]) -> list[str]:
+    """What was asked and how, and the other figures of an evaluation, for a person."""
+    at = "" if found["step"] is None else f" after step {found['step']}"
+    named = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+    drawn = ", ".join(f"{name} {found['sampling'][name]}" for name in named)
+    count = found["prompts"] * found["samples"]
+    reasons = ", ".join(f"{name} {number / count:.1%}" for name, number in found["reasons"].items())
+    length, differ = found["length"], found["diversity"]
+    return [
+        f"{found['policy']}{at} on {found['task']['name']} ({found['split']}), seed {found['seed']}: {drawn}",
+        f"verdicts: {reasons}; cut at the limit: {found['truncated']:.1%}",
+        f"tokens: mean {length['mean']:.1f}, median {length['p50']:.0f}, 95 % below {length['p95']:.0f}",
+        f"first {differ['answers']} answers to a prompt: distinct-2 {_known(differ['distinct_2'])}, Self-BLEU "
+        f"{_known(differ['self_bleu'])}; p(1-p) by thirds: {', '.join(map(_known, differ['bernoulli_variance']))}",
+    ]
+
+
+def comparison_table(found: dict[str, Any]) -> Table:
+    """Two evaluations of the same problems as a table."""
+    alone = f"{found['only_first']} and {found['only_second']} are of one evaluation alone"
+    table = Table(title=f"{found['common']} common problems ({alone})")
+    for column in ("k", "first", "second", "second - first, 95 % interval", "p"):
+        table.add_column(column, justify="right")
+    for k, row in found["pass_at_k"].items():
+        between = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+        table.add_row(k, f"{row['first']:.3f}", f"{row['second']:.3f}", between, f"{row['p_value']:.4f}")
+    return table
+
+
+def _known(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def _rate(rate: dict[str, float]) -> str:
