@@ -1,6 +1,18 @@
 """Tasks: records, prompts and verifiers. Importing this package registers all of them."""
 
-from rlvr_jax.tasks import arithmetic, gsm8k, knights_knaves, maze, mixture, prompted
+from rlvr_jax.tasks import arithmetic, bandit, countdown, gsm8k, knights_knaves, maze, mixture, prompted
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
-__all__ = ["Reason", "Task", "Verdict", "arithmetic", "gsm8k", "knights_knaves", "maze", "mixture", "prompted"]
+__all__ = [
+    "Reason",
+    "Task",
+    "Verdict",
+    "arithmetic",
+    "bandit",
+    "countdown",
+    "gsm8k",
+    "knights_knaves",
+    "maze",
+    "mixture",
+    "prompted",
+]
