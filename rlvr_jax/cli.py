@@ -104,6 +104,61 @@ class Bench:
     """Print one line of JSON instead of a table."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DataBuild:
+    """Write both splits of a data set as a TFDS directory of ArrayRecord files, which is read at random and not into memory;
+    its path, for a task's `path`, is printed. All or nothing."""
+
+    source: Positional[str]
+    """Folder with train.jsonl(.gz) and test.jsonl(.gz), directory of Hugging Face `datasets`, or package.module:function."""
+    name: str
+    """Small letters, digits and underscores."""
+    out: pathlib.Path
+    """The data set is written to OUT/NAME/1.0.0."""
+    replace: bool = False
+    """Put it in the place of one that is there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataCheck:
+    """Repeated and contradictory prompts, train and test that overlap, answers that are missing or that the verifier does
+    not accept, lengths of prompts. Config fields (`--task.path data/mine --model.path MODEL`) may follow. The exit status
+    is 0 where nothing is wrong, 1 where there are problems to mend, 2 where the data cannot be read."""
+
+    what: Positional[str]
+    """Config file, run directory, or name of a task."""
+    records: int = 100_000
+    """Of each split at the most, evenly spread; 0: all."""
+    json: bool = False
+    """Print one line of JSON instead of tables."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataShow:
+    """Prompts as the model gets them, and their answers. Config fields (`--task.path data/mine --model.path MODEL`) may
+    follow; without a model, messages are shown as they are."""
+
+    what: Positional[str]
+    """Config file, run directory, or name of a task."""
+    number: Annotated[int, arg(aliases=("-n",))] = 3
+    """How many records, from the first one on."""
+    split: Literal["train", "test"] = "train"
+    json: bool = False
+    """Print one JSON object a line, with the record as it is stored."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Build, check or show a data set."""
+
+    what: Annotated[
+        Annotated[DataBuild, subcommand("build")]
+        | Annotated[DataCheck, subcommand("check")]
+        | Annotated[DataShow, subcommand("show")],
+        arg(name=""),
+    ]
+
+
 Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Eval, subcommand("eval")]
@@ -111,6 +166,7 @@ Command = (
     | Annotated[Export, subcommand("export")]
     | Annotated[Variants, subcommand("variants")]
     | Annotated[Bench, subcommand("bench")]
+    | Annotated[Data, subcommand("data")]
 )
 
 
@@ -132,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Export: _export,
         Variants: _variants,
         Bench: _bench,
+        Data: _data,
     }[type(command)]
     try:
         return run(command, rest)
@@ -256,6 +313,58 @@ def _bench(command: Bench, rest: Sequence[str]) -> int:
         print(json.dumps(found))
     else:
         Console().print(report(found))
+    return 0
+
+
+def _data(command: Data, rest: Sequence[str]) -> int:
+    if isinstance(command.what, DataBuild):
+        return _data_build(command.what, rest)
+    return (
+        _data_check(command.what, rest)
+        if isinstance(command.what, DataCheck)
+        else _data_show(command.what, rest)
+    )
+
+
+def _data_build(command: DataBuild, rest: Sequence[str]) -> int:
+    from rlvr_jax.tasks.tfds_builder import build
+    from rlvr_jax.train.logs import counting
+
+    if rest:
+        raise ValueError(f"data build has no option {' '.join(rest)!r}: see rlvr-jax data build --help.")
+    with counting("records") as progress:
+        print(build(command.source, command.out, command.name, replace=command.replace, progress=progress))
+    return 0
+
+
+def _data_check(command: DataCheck, rest: Sequence[str]) -> int:
+    from rlvr_jax.analysis.data_check import check_data
+    from rlvr_jax.analysis.data_report import report
+    from rlvr_jax.train.data import open_data
+    from rlvr_jax.train.logs import counting
+
+    data = open_data(command.what, rest)
+    limits = {"max_tokens": data.prompts.max_tokens, "too_long": data.prompts.too_long}
+    with counting("records") as progress:
+        found = check_data(data.task, data.tokenizer, **limits, most=command.records, progress=progress)
+    if command.json:
+        print(json.dumps(found))
+    else:
+        Console().print(report(found))
+    return 1 if found["problems"] else 0
+
+
+def _data_show(command: DataShow, rest: Sequence[str]) -> int:
+    from rlvr_jax.analysis.data_report import show, shown
+    from rlvr_jax.train.data import open_data
+
+    data = open_data(command.what, rest)
+    found = show(data.task, data.tokenizer, command.split, command.number)
+    if command.json:
+        for each in found:
+            print(json.dumps(each))
+    else:
+        Console().print(shown(found), soft_wrap=True)
     return 0
 
 

@@ -111,6 +111,10 @@ class Mixture(Task):
     def verify(self, record: dict, completion: str) -> Verdict:
         return self.task_of(record).verify(record["record"], completion)
 
+    def check(self) -> None:
+        for task in self.tasks:
+            task.check()
+
     def answer(self, completion: str) -> str | None:
         """As the tasks read it where all of them read alike; a completion alone does not say of which task it is."""
         readings = {type(task).answer for task in self.tasks}

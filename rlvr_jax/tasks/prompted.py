@@ -65,6 +65,9 @@ class Prompted(Task):
     def verify(self, record: dict, completion: str) -> Verdict:
         return self.task.verify(record, completion)
 
+    def check(self) -> None:
+        self.task.check()
+
     def answer(self, completion: str) -> str | None:
         return self.task.answer(completion)
 
