@@ -1,6 +1,16 @@
 """Tasks: records, prompts and verifiers. Importing this package registers all of them."""
 
-from rlvr_jax.tasks import arithmetic, bandit, countdown, gsm8k, knights_knaves, maze, mixture, prompted
+from rlvr_jax.tasks import (
+    arithmetic,
+    bandit,
+    countdown,
+    gsm8k,
+    knights_knaves,
+    maths,
+    maze,
+    mixture,
+    prompted,
+)
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
 __all__ = [
@@ -12,6 +22,7 @@ __all__ = [
     "countdown",
     "gsm8k",
     "knights_knaves",
+    "maths",
     "maze",
     "mixture",
     "prompted",

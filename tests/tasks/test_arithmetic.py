@@ -8,7 +8,7 @@ import pytest
 
 from rlvr_jax import registry
 from rlvr_jax.tasks import Reason
-from rlvr_jax.tasks.answers import last_boxed, last_number
+from rlvr_jax.tasks.answers import last_number
 from rlvr_jax.tasks.arithmetic import Arithmetic
 
 
@@ -128,24 +128,6 @@ def test_demonstrations_are_right():
 )
 def test_the_last_number(text, number):
     assert last_number(text) == (None if number is None else decimal.Decimal(number))
-
-
-@pytest.mark.parametrize(
-    "text, content",
-    [
-        (r"\boxed{1} and \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}} so", r"\frac{1}{2}"),
-        (r"\boxed {7}", "7"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\boxed{1} then \boxed{2", "1"),
-        (r"\boxed{2", None),
-        (r"\boxed{a\}b}", r"a\}b"),
-        (r"\boxed{}", ""),
-        ("none", None),
-    ],
-)
-def test_the_last_box(text, content):
-    assert last_boxed(text) == content
 
 
 @pytest.mark.parametrize(

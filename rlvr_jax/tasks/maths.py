@@ -1,0 +1,96 @@
+r"""Maths problems whose answers are LaTeX or numbers (MATH, AIME, OlympiadBench, ...), judged with math-verify."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+
+from rlvr_jax.registry import register
+from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
+from rlvr_jax.tasks.final_answer import boxed, final_answer
+from rlvr_jax.tasks.latex import canonical, plain
+from rlvr_jax.tasks.records import RecordError, converted, read_jsonl
+from rlvr_jax.tasks.sources import read_records
+from rlvr_jax.tasks.tags import POINTS
+from rlvr_jax.tasks.values import judged
+
+SAMPLE = pathlib.Path(__file__).parent / "data" / "math"
+
+
+def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict:
+    """A line as a record `id`, `question`, `answer` (text), and where the line has them `tolerance` and `solution`.
+
+    The question is in `problem` or `question`, after a `context` where there is one; an `answer` that is a list holds
+    several values. `error` (OlympiadBench) is how far off a number may be: one, or several with commas between.
+
+    Raises: RecordError naming the place, for a line without a question, without an answer, or with another `error`.
+    """
+    question = line.get("problem", line.get("question"))
+    if not isinstance(question, str) or not question.strip():
+        raise RecordError(f"{where}: there is no text in 'problem' or 'question', but {question!r}.")
+    given = line["answer"]
+    answer = ", ".join(map(str, given)) if isinstance(given, list) else str(given)
+    if given is None or not plain(answer):
+        raise RecordError(f"{where}: field 'answer' is {given!r}; it has to be a number or LaTeX.")
+    record = {"id": str(line.get("id", f"{name}-{split}-{index}"))}
+    record["question"] = f"{line.get('context') or ''}\n{question}".strip()
+    record["answer"] = answer
+    try:
+        tolerance = [abs(float(part)) for part in str(line.get("error") or "").split(",") if part.strip()]
+    except ValueError as error:
+        raise RecordError(f"{where}: field 'error' is {line['error']!r}; it has to be a number.") from error
+    return (
+        record
+        | ({"tolerance": tolerance} if tolerance else {})
+        | ({"solution": str(line["solution"])} if line.get("solution") else {})
+    )
+
+
+@register("task", "math")
+@dataclasses.dataclass(frozen=True)
+class Math(Task):
+    r"""Problems with an answer in LaTeX, as words or as a number: MATH (Hendrycks et al., arXiv:2103.03874) and the like.
+
+    What counts as the final answer says `final_answer.final_answer`; when two answers are the same, `values.equal`. The
+    reward is 1 or 0, and `format_reward` more for reasoning and answer in their tags. An exception of the libraries that
+    judge is `Reason.ERROR`, never a wrong answer.
+    """
+
+    path: str | None = None
+    """Where the records are (see `sources.read_records`), or one .jsonl(.gz) file of training records. `None`: a sample."""
+    test_path: str | None = None
+    """Where the test records are, if elsewhere: the same, and a file is one of test records."""
+    instruction: str = "Think step by step and put the final answer in \\boxed{}."
+    format_reward: float = 0.0
+    """Weight of the reward for <think>...</think><answer>...</answer> and nothing else."""
+
+    def records(self, split: Split) -> Sequence[dict]:
+        check_split(split)
+        path = self.test_path if split == "test" and self.test_path else self.path or str(SAMPLE)
+        if not path.endswith((".jsonl", ".jsonl.gz")):
+            lines = read_records(path, split, ("answer",))
+        elif split == "test" and not self.test_path:
+            raise RecordError(f"math path={path!r} is one file, of training records: set test_path too.")
+        else:
+            lines = read_jsonl(path, ("answer",))
+        return converted(lines, functools.partial(problem, self.name, split))
+
+    def prompt(self, record: dict) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{record['question']}\n\n{self.instruction}".strip()}]
+
+    def verify(self, record: dict, completion: str) -> Verdict:
+        try:
+            gold = final_answer(record["answer"]) or record["answer"]
+            reason = judged(gold, final_answer(completion), record.get("tolerance", ()))
+        except Exception:  # what the libraries raise on a model's text is their fault, not the answer's
+            return Verdict.of(Reason.ERROR)
+        return POINTS["binary"].verdict(reason, completion, self.format_reward)
+
+    def answer(self, completion: str) -> str | None:
+        found = final_answer(completion)
+        return None if found is None else canonical(found)
+
+    def demonstration(self, record: dict) -> str:
+        """The worked solution, where there is one, and the answer in a box unless it has one already."""
+        solution = record.get("solution", "").strip()
+        return solution if boxed(solution) else f"{solution}\n\\boxed{{{record['answer']}}}".strip()

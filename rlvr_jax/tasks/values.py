@@ -1,0 +1,324 @@
+r"""Whether two answers of maths problems have the same value.
+
+Numbers and lists of them are compared here; expressions by their values in a few points, to which SymPy's `simplify`, which
+may take hours, adds nothing: two that agree in three points to twelve digits are the same. What is left, sets against
+inequalities and the like, math-verify compares.
+"""
+
+import decimal
+import fractions
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rlvr_jax.tasks.base import Reason
+from rlvr_jax.tasks.expressions import is_closed, read, sympy_module, verify
+from rlvr_jax.tasks.latex import (
+    decimal_comma,
+    key,
+    number,
+    plain,
+    without_name,
+    without_percent,
+    without_symbol,
+)
+
+SIGNIFICANT = 4
+"""Digits from which a decimal counts for the exact value that is rounded to it."""
+SAME = 1e-12
+POINTS = 3
+MOST_MEMBERS = 40
+"""Of sets and lists."""
+
+
+# -------------------------------------------------------------------------------------------------------------- equality
+
+
+def judged(gold: str, answer: str | None, tolerance: Sequence[float] = ()) -> Reason:
+    """The reason for a verdict on a final answer: unparsable where there is none, or none that can be read."""
+    found = None if answer is None else equal(gold, answer, tolerance)
+    return Reason.UNPARSABLE if found is None else Reason.CORRECT if found else Reason.WRONG
+
+
+def equal(gold: str, answer: str, tolerance: Sequence[float] = ()) -> bool | None:
+    """Whether an answer (LaTeX, words, a number) is the reference; `None` where it cannot be read.
+
+    A percent sign says nothing about which of 50 and 0.5 is meant, so 50% is both. `tolerance`: how far off a number
+    may be, absolutely; one for all values, or one for each in a list.
+    """
+    (gold, gold_percent), (answer, percent) = (without_percent(plain(text)) for text in (gold, answer))
+    if not answer:
+        return None
+    if "=" not in gold:
+        answer = without_name(answer)
+    elif "=" not in answer:
+        gold = without_name(gold)
+    if key(gold) == key(answer) or _worded(gold) == _worded(answer) != "":
+        return True
+    if number(gold) is not None:
+        answer = without_symbol(answer)
+    found = _equal(gold, answer, tolerance)
+    if not found and gold_percent != percent:
+        less, lesser = _hundredth(gold) if gold_percent else gold, _hundredth(answer) if percent else answer
+        return found if less is None or lesser is None else _equal(less, lesser, tolerance)
+    commas = decimal_comma(gold), decimal_comma(answer)
+    if not found and commas.count(None) == 1:  # 1,5 against 1.5
+        return _equal(commas[0] or gold, commas[1] or answer, tolerance)
+    return found
+
+
+def _hundredth(text: str) -> str | None:
+    value = number(text)
+    return None if value is None else str(value / 100)
+
+
+def _worded(text: str) -> str:
+    """A text of letters alone, or one letter in brackets, in one way; "" for any other."""
+    bare = re.sub(r"[\s()\-]", "", text)
+    return bare.casefold() if re.fullmatch(r"[^\W\d_]{2,}|\(?[A-Z]\)?", bare) else ""
+
+
+def _equal(gold: str, answer: str, tolerance: Sequence[float]) -> bool | None:
+    exact, given = number(gold), number(answer)
+    if exact is not None and given is not None and "," not in gold + answer:
+        return (
+            exact == given
+            or _near(exact, given, tolerance)
+            or _rounded(exact, answer)
+            or _rounded(given, gold)
+        )
+    if exact is not None and exact == given:
+        return True
+    base, other = _in_base(gold), _in_base(answer)
+    if base and other:
+        return base == other
+    value = read(answer)
+    if value is None:
+        return None
+    reference = read(gold)
+    return reference is not None and same(reference, value, tuple(tolerance))
+
+
+def _in_base(text: str) -> tuple[str, str] | None:
+    """Digits and base of a number such as 204_5."""
+    found = re.fullmatch(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*([0-9]+)\s*\}?", text)
+    return (found[1].lstrip("0"), found[2]) if found else None
+
+
+def _near(exact: Any, given: Any, tolerance: Sequence[float]) -> bool:
+    return bool(tolerance) and abs(exact - given) <= tolerance[0] * (1 + 1e-9)
+
+
+def _rounds(exact: fractions.Fraction, digits: str) -> bool:
+    """Whether a number is rounded to this decimal, of at least four significant digits."""
+    if not re.fullmatch(r"[-+]?[0-9]*\.[0-9]+", digits):
+        return False
+    significant = len(digits.replace(".", "").lstrip("-+0"))
+    off = abs(exact - fractions.Fraction(digits)) * 10 ** len(digits.partition(".")[2])
+    return significant >= SIGNIFICANT and off <= fractions.Fraction(1, 2) + fractions.Fraction(1, 10**9)
+
+
+def _rounded(exact: fractions.Fraction, digits: str) -> bool:
+    return not _ends(exact) and _rounds(exact, digits)
+
+
+def _ends(exact: fractions.Fraction) -> bool:
+    """Whether a number has a finite decimal: then no other decimal is as good."""
+    return 10**400 % exact.denominator == 0
+
+
+def same(gold: Any, value: Any, tolerance: tuple[float, ...] = ()) -> bool:
+    """Whether two values that were read are the same; of an equation for a letter, its right side is the value."""
+    sympy = sympy_module()
+    gold, value = _unwrapped(gold, value)
+    if gold.has(sympy.nan, sympy.zoo) or value.has(sympy.nan, sympy.zoo):
+        return False
+    kind = _kind(gold)
+    if "matrix" in (kind, _kind(value)) and kind != _kind(value):
+        return False
+    if kind != _kind(value) or not kind:
+        return verify(gold, value)
+    if kind == "number":
+        return _same_number(gold, value, tolerance)
+    if kind == "relation":
+        return _same_relation(gold, value)
+    if kind == "interval" and gold.args[2:] != value.args[2:]:  # which ends are open
+        return False
+    if kind == "matrix" and gold.shape != value.shape:
+        return False
+    ours, theirs = _members(gold), _members(value)
+    pair = _matched if kind == "set" else _in_order
+    if len(ours) == len(theirs) <= MOST_MEMBERS and pair(ours, theirs, tolerance):
+        return True
+    return isinstance(gold, sympy.Union) and verify(gold, value)  # the same union of other sets
+
+
+def _kind(value: Any) -> str:
+    sympy = sympy_module()
+    for kind, types in (
+        ("relation", sympy.core.relational.Relational | sympy.And),
+        ("interval", sympy.Interval),
+        ("set", sympy.FiniteSet | sympy.Union),
+        ("tuple", sympy.Tuple),
+        ("matrix", sympy.MatrixBase),
+        ("number", sympy.Expr),
+    ):
+        if isinstance(value, types):
+            return kind
+    return ""
+
+
+def _members(value: Any) -> list:
+    if hasattr(value, "flat"):
+        return list(value.flat())
+    return list(value.args[:2] if _kind(value) == "interval" else value.args)
+
+
+def _in_order(gold: list, value: list, tolerance: tuple[float, ...]) -> bool:
+    spread = tolerance if len(tolerance) == len(gold) else tolerance[:1] * len(gold)
+    return all(same(g, v, spread[i : i + 1]) for i, (g, v) in enumerate(zip(gold, value, strict=True)))
+
+
+def _matched(gold: list, value: list, tolerance: tuple[float, ...]) -> bool:
+    """Whether each of one list has one of its own in the other."""
+    left = list(value)
+    for one in gold:
+        for i, other in enumerate(left):
+            if same(one, other, tolerance[:1]):
+                del left[i]
+                break
+        else:
+            return False
+    return True
+
+
+def _unwrapped(gold: Any, value: Any) -> tuple[Any, Any]:
+    """Both, with x = 5 made 5 where the other is no equation; a chain a = b = c is a = c."""
+    sympy = sympy_module()
+
+    def chain(both: Any) -> Any:
+        terms = list(getattr(both, "_unsorted_args", both.args)) if isinstance(both, sympy.And) else []
+        if terms and all(isinstance(term, sympy.Eq) for term in terms):
+            return sympy.Eq(terms[0].lhs, terms[-1].rhs, evaluate=False)
+        return both
+
+    gold, value = chain(gold), chain(value)
+    for_sets = [isinstance(both, sympy.Eq) and isinstance(both.rhs, sympy.Set) for both in (gold, value)]
+    if for_sets != [True, True]:  # x in [0, 1]
+        gold, value = (
+            both.rhs if there else both for both, there in zip((gold, value), for_sets, strict=True)
+        )
+    if isinstance(value, sympy.Eq) and _kind(gold) != "relation":
+        value = value.rhs
+    elif isinstance(gold, sympy.Eq) and _kind(value) != "relation" and not gold.lhs.atoms(sympy.Number):
+        gold = gold.rhs
+    return gold, value
+
+
+# --------------------------------------------------------------------------------------------------------------- numbers
+
+
+def _at_points(value: Any) -> list | None:
+    """The value at a few points, letters taken for numbers, i for the imaginary unit; `None` where it has none there."""
+    import sympy
+    from sympy.core.function import AppliedUndef
+
+    if not is_closed(value):
+        return None
+    value = value.xreplace({f: sympy.Symbol(str(f)) for f in value.atoms(AppliedUndef)})
+    letters = sorted(value.free_symbols, key=str)
+    found = []
+    for point in range(POINTS if letters else 1):
+        place = {
+            letter: sympy.I if letter.name == "i" else sympy.Float(_coordinate(letter.name, point), 30)
+            for letter in letters
+        }
+        at = value.evalf(20, subs=place) if letters else value.evalf(20)
+        if at.has(sympy.nan, sympy.zoo) or not (at.is_infinite or _is_evaluated(at)):
+            return None
+        found.append(at)
+    return found
+
+
+def _is_evaluated(at: Any) -> bool:
+    return all(part.is_Float or part.is_Rational for part in at.as_real_imag())
+
+
+def _coordinate(letter: str, point: int) -> str:
+    """Between -3 and 3, never near a whole number of halves, the same for a letter everywhere."""
+    seed = sum((i + 1) * ord(c) for i, c in enumerate(letter)) + 97 * point
+    return f"{(-1) ** (seed + point) * (0.0731 + (seed * 0.6180339887498949) % 2.9):.15f}"
+
+
+def _same_number(gold: Any, value: Any, tolerance: tuple[float, ...]) -> bool:
+    sympy = sympy_module()
+    if gold == value:
+        return True
+    symbols = [x for x in (gold, value) if isinstance(x, sympy.Symbol)]
+    ours, theirs = (None, None) if len(symbols) == 2 else (_at_points(gold), _at_points(value))
+    if ours is None or theirs is None:
+        return bool(symbols) and verify(gold, value) or (_rebuilt(gold) == _rebuilt(value))
+    if symbols and verify(gold, value):
+        return True  # a word against the product of its letters
+    if gold.free_symbols or value.free_symbols:
+        return len(ours) == len(theirs) and all(map(_close, ours, theirs))
+    exact, given = ours[0], theirs[0]
+    if _close(exact, given) or (exact.is_real and given.is_real and _near(exact, given, tolerance)):
+        return True
+    for one, at, digits in ((gold, exact, _decimal(value)), (value, given, _decimal(gold))):
+        if digits is not None and at.is_real and at.is_finite and not _decimal(one):
+            rational = _rebuilt(one)
+            if not (rational.is_Rational and _ends(fractions.Fraction(rational.p, rational.q))):
+                return _rounds(fractions.Fraction(str(at)), digits)
+    return False
+
+
+def _close(one: Any, other: Any) -> bool:
+    if one.is_infinite or other.is_infinite:
+        return bool(one == other)
+    size = max(abs(one), abs(other))
+    return bool(abs(one - other) <= SAME * size) or bool(size < 1e-50)
+
+
+def _decimal(value: Any) -> str | None:
+    """The digits of a decimal, as they were written but for zeros at the end; `None` for anything else."""
+    sympy = sympy_module()
+    negative = isinstance(value, sympy.Mul) and value.args[0] == -1 and len(value.args) == 2
+    number = value.args[1] if negative else value
+    if not isinstance(number, sympy.Float):
+        return None
+    return f"{'-' if negative else ''}{decimal.Decimal(repr(float(number))):f}"
+
+
+def _rebuilt(value: Any) -> Any:
+    """The same in SymPy's order of terms: sums and products were read as they were written."""
+    return value.func(*map(_rebuilt, value.args)) if value.args else value
+
+
+# ------------------------------------------------------------------------------------------------------------- relations
+
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+
+
+def _same_relation(gold: Any, value: Any) -> bool:
+    """Left minus right of one is a constant times that of the other: positive, or negative and the sign turned round."""
+    ours, theirs = ([one] if hasattr(one, "rel_op") else list(one.args) for one in (gold, value))
+    matches = [[_same_one(our, their) for their in theirs] for our in ours]
+    return len(ours) == len(theirs) and all(map(any, matches)) and all(map(any, zip(*matches, strict=True)))
+
+
+def _same_one(gold: Any, value: Any) -> bool:
+    if not (hasattr(gold, "rel_op") and hasattr(value, "rel_op")):
+        return False
+    if any(_kind(side) != "number" for one in (gold, value) for side in one.args):
+        return gold.rel_op == value.rel_op and same(gold.lhs, value.lhs) and same(gold.rhs, value.rhs)
+    left, right = gold.lhs - gold.rhs, value.lhs - value.rhs
+    ours, theirs = _at_points(left), _at_points(right)
+    if not ours or not theirs or len(ours) != len(theirs) or not all(ours) or not all(theirs):
+        return gold.rel_op == value.rel_op and _rebuilt(left) == _rebuilt(right)
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    if not all(_close(ratio, ratios[0]) for ratio in ratios):
+        return False
+    if gold.rel_op in ("==", "!="):
+        return gold.rel_op == value.rel_op
+    return (gold.rel_op if ratios[0] > 0 else _FLIPPED[gold.rel_op]) == value.rel_op
