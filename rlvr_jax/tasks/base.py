@@ -82,6 +82,9 @@ class Task(abc.ABC):
     def verify(self, record: dict, completion: str) -> Verdict:
         """Judge any text, the empty one included. Never raises on account of the completion."""
 
+    def check(self) -> None:  # noqa: B027  (most can judge anywhere)
+        """Raise where this machine cannot judge the task's answers."""
+
     def answer(self, completion: str) -> str | None:
         """What a completion answers, for a vote among several: equal answers are equal texts. `None` where it has none, and
         for every completion of a task that cannot tell. Never raises on account of the completion."""

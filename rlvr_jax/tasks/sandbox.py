@@ -1,0 +1,356 @@
+"""A sandbox for programs that a model wrote: Python without network, files, other processes, or more than its share.
+
+    result = run("print(int(input()) + 1)", stdin="41")
+    result.stdout  # "42\\n"
+
+Bubblewrap (`bwrap`) gives the program namespaces of its own: no network, no sight of other processes, and a file system
+that holds the interpreter and the system's libraries, read-only, and nothing else: no home, no data, no installed packages,
+no /proc. A seccomp filter refuses sockets, new processes (threads are allowed) and the calls that get memory past the
+limits, so that those, set on one process, are the limits of all of it. `/tmp` is private and limited; with bubblewrap
+before 0.7, which cannot limit it, it is read-only. When the caller dies, or its time is over, the kernel ends everything.
+
+It stands as long as the kernel does: this is no virtual machine. Started by root, the program gets a user id without
+rights; started by another, a user namespace, which the system has to allow. Calls may come from any process or thread,
+and block; from asyncio use `asyncio.to_thread(run, ...)`.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import fcntl
+import functools
+import math
+import os
+import pathlib
+import platform
+import random
+import selectors
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+INSIDE = pathlib.Path(__file__).with_name("sandboxed.py")
+"""What Python runs inside; it sets the limits before it reads the program."""
+STDERR_TAIL = 4096
+"""Bytes kept of the errors."""
+TIME_STATUS = (128 + 24, 128 + 9)
+"""The status of a program that the kernel ended for its CPU time: SIGXCPU, or SIGKILL for one that ignored it."""
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself does not work: no fault of the program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a program may take: seconds of wall clock (and, rounded up, of CPU time), and bytes of the rest.
+
+    Raises: ValueError for a limit that is not positive and finite, or so small that Python does not start.
+    """
+
+    seconds: float = 5.0
+    memory: int = 512 << 20
+    """Address space of the process. What is in /tmp comes on top."""
+    disk: int = 16 << 20
+    """All of /tmp, and any one file."""
+    output: int = 1 << 20
+    """Of stdout, and of stderr. A program that writes more is ended."""
+    threads: int = 32
+
+    def __post_init__(self):
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise ValueError(f"seconds={self.seconds}: a program has a positive, finite number of seconds.")
+        for name, least in (("memory", 64 << 20), ("disk", 1 << 12), ("output", 1), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: a sandbox takes {least} or more.")
+
+
+class End(enum.StrEnum):
+    """How a program came to its end."""
+
+    EXIT = "exit"
+    TIME = "time"
+    OUTPUT = "output"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a program did: its exit status (128 + n after signal n; 0 is success) and what it wrote."""
+
+    end: End
+    status: int
+    stdout: str
+    stderr: str
+    """The last `STDERR_TAIL` bytes."""
+
+    @property
+    def timed_out(self) -> bool:
+        return self.end is End.TIME
+
+
+# ----------------------------------------------------------------------------------------------------------------- seccomp
+
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""Column of `_REFUSED`, and AUDIT_ARCH of linux/audit.h."""
+_CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x00010000
+_REFUSED = (
+    ((57, None), (58, None)),  # fork, vfork
+    ((41, 198),),  # socket: loopback too, and AF_VSOCK, which no namespace holds back
+    ((319, 279), (447, 447)),  # memfd_create, memfd_secret
+    ((29, 194), (68, 186), (64, 190)),  # shmget, msgget, semget
+    (
+        (101, 117),
+        (310, 270),
+        (311, 271),
+        (438, 438),
+    ),  # ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
+    ((272, 97), (308, 268), (161, 51), (155, 41)),  # unshare, setns, chroot, pivot_root
+    ((165, 40), (166, 39), (428, 428), (429, 429), (430, 430), (442, 442)),  # mount and its parts
+    ((321, 280), (298, 241), (323, 282), (425, 425)),  # bpf, perf_event_open, userfaultfd, io_uring_setup
+    ((248, 217), (249, 218), (250, 219), (304, 265)),  # add_key, request_key, keyctl, open_by_handle_at
+)
+_EPERM, _ENOSYS, _ALLOW, _KILL = 0x00050001, 0x00050026, 0x7FFF0000, 0x80000000
+
+
+def seccomp_filter(machine: str) -> bytes:
+    """The filter as bwrap reads it: `struct sock_filter` after the other (linux/filter.h, linux/seccomp.h)."""
+    column, arch = _MACHINES[machine]
+    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    code = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, _KILL), (load, 0, 0, 0)]
+    if machine == "x86_64":  # the x32 calls, the same under other numbers
+        code += [(at_least, 0, 1, 0x40000000), (give, 0, 0, _EPERM)]
+    for number in (pair[column] for group in _REFUSED for pair in group):
+        if number is not None:
+            code += [(equal, 0, 1, number), (give, 0, 0, _EPERM)]
+    # clone3 has its flags in memory, where no filter sees them; "unknown" sends the C library to clone.
+    code += [(equal, 0, 1, _CLONE3), (give, 0, 0, _ENOSYS)]
+    code += [(equal, 0, 3, _CLONE[column]), (load, 0, 0, 16), (any_bit, 1, 0, _CLONE_THREAD)]
+    code += [(give, 0, 0, _EPERM), (give, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+# ----------------------------------------------------------------------------------------------------------------- command
+
+
+@functools.cache
+def _interpreter() -> pathlib.Path:
+    """The interpreter itself: a virtual environment's is a link to it."""
+    return pathlib.Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+@functools.cache
+def _file_system() -> tuple[str, ...]:
+    """The part of the command that says which files there are; all else is not there."""
+    python, prefix = _interpreter(), pathlib.Path(sys.base_prefix).resolve()
+    places = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/nix/store", f"{prefix}/lib", f"{prefix}/lib64")
+    roots = [root for root in dict.fromkeys(places) if os.path.isdir(root)]
+    # A folder that bwrap makes on the way to a mount is closed to all but root; one that it is told of is open.
+    parents = {parent for root in (*roots, python) for parent in pathlib.Path(root).parents} - {
+        pathlib.Path("/")
+    }
+    binds = [word for parent in sorted(parents) for word in ("--dir", str(parent))]
+    binds += [word for root in roots for word in ("--ro-bind", root, root)]
+    binds += ["--ro-bind", str(python), str(python), "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    # Installed packages may hold the very answers that a program is judged by, and this package does.
+    hidden = [
+        path
+        for root in {pathlib.Path(root).resolve() for root in roots}
+        for pattern in ("python3*/site-packages", "python3*/dist-packages")
+        for path in root.glob(pattern)
+    ]
+    package = INSIDE.parent.parent
+    if any(package.is_relative_to(pathlib.Path(root).resolve()) for root in roots):
+        hidden.append(package)
+    for path in hidden:
+        binds += ["--tmpfs", str(path)]
+    for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
+        binds += ["--dev-bind", device, device]
+    return (*binds, "--ro-bind", str(INSIDE), f"/{INSIDE.name}")
+
+
+@functools.cache
+def _limits_tmp(bwrap: str) -> bool:
+    """Whether this bubblewrap has --size, which came with 0.7."""
+    return "--size" in subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+
+
+def _bwrap() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError(
+            "programs of a model run in a sandbox, and there is no `bwrap` on this machine: install bubblewrap "
+            "(apt-get install bubblewrap, or dnf install bubblewrap)."
+        )
+    return found
+
+
+def _memory_file(stack: contextlib.ExitStack, content: bytes) -> int:
+    """A descriptor from which `content` is read: no file on any disk, and nobody can write to it."""
+    descriptor = os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def start(
+    mode: str,
+    files: Mapping[str, str],
+    limits: Limits,
+    descriptors: Sequence[int] = (),
+    stdin: str = "",
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """`sandboxed.py MODE` in a sandbox of its own, which sees `files` (path to text) and has the descriptors.
+
+    Who starts it has to `kill` the process and wait for it: its end is that of everything inside. The thread that starts
+    it has to live so long too.
+
+    Raises: SandboxError where there is no bubblewrap.
+    """
+    bwrap, root = _bwrap(), os.geteuid() == 0
+    spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if (
+        root
+    ):  # the limit on threads does not hold for root, nor for root under another name in a user namespace
+        spaces += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        spaces += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    tmp = ["--dir", "/tmp"]
+    if _limits_tmp(bwrap):
+        tmp = ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
+    with contextlib.ExitStack() as stack:
+        seccomp = _memory_file(stack, seccomp_filter(platform.machine()))
+        data = {path: _memory_file(stack, text.encode("utf-8", "replace")) for path, text in files.items()}
+        command = [bwrap, "--die-with-parent", "--new-session", *spaces, *_file_system(), *tmp]
+        for path, descriptor in data.items():
+            command += ["--perms", "0444", "--ro-bind-data", str(descriptor), path]
+        command += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp), "--clearenv"]
+        # Equal hashes make equal verdicts; one arena keeps threads from reserving address space.
+        command += ["--setenv", "PYTHONHASHSEED", "0", "--setenv", "MALLOC_ARENA_MAX", "1"]
+        command += ["--setenv", "PYTHONIOENCODING", "utf-8", "--setenv", "HOME", "/tmp"]
+        numbers = [
+            limits.memory,
+            limits.disk,
+            limits.threads,
+            math.ceil(limits.seconds),
+            random.SystemRandom().randrange(20_000, 60_000),
+            *descriptors,
+        ]
+        command += [str(_interpreter()), "-PsSB", f"/{INSIDE.name}", mode, *map(str, numbers)]
+        return subprocess.Popen(
+            command,
+            stdin=_memory_file(stack, stdin.encode("utf-8", "replace")),
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(seccomp, *data.values(), *descriptors),
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------- run
+
+
+def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008  (it is frozen)
+    """Run a Python program to its end, or to a limit. It sees its own text as /program.py.
+
+    Raises: SandboxError where the sandbox, and not the program, fails.
+    """
+    deadline = time.monotonic() + limits.seconds
+    ready, theirs = os.pipe()
+    with open(ready, "rb", buffering=0) as started:
+        try:
+            process = start(
+                "program",
+                {"/program.py": program},
+                limits,
+                (theirs,),
+                stdin,
+                subprocess.PIPE,
+                subprocess.PIPE,
+            )
+        finally:
+            os.close(theirs)
+        with ended(process):
+            end, stdout, stderr = _read(process, deadline, limits.output)
+            if end is End.EXIT:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:  # it closed its outputs, and goes on
+                    end = End.TIME
+        if not started.read(1) and end is not End.TIME:
+            raise SandboxError(f"the sandbox did not start: {_said(stderr)}")
+    if end is End.EXIT and process.returncode in TIME_STATUS:
+        end = End.TIME
+    text = stdout[: limits.output].decode("utf-8", "replace")
+    return Result(end, process.returncode, text, stderr[-STDERR_TAIL:].decode("utf-8", "replace"))
+
+
+def _said(stderr: bytes) -> str:
+    return stderr[-STDERR_TAIL:].decode("utf-8", "replace").strip() or "it said nothing"
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]):
+    """Kills a sandbox and all in it when the block is left, and gives back its pipes."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[End, bytes, bytes]:
+    """Both outputs to their ends, to `limit` bytes of one, or to the deadline."""
+    assert process.stdout is not None and process.stderr is not None
+    texts = {process.stdout: bytearray(), process.stderr: bytearray()}
+    end = End.EXIT
+    with selectors.DefaultSelector() as selector:
+        for pipe in texts:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map() and end is End.EXIT:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() >= deadline:
+                end = End.TIME
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                texts[key.fileobj] += chunk  # type: ignore[index]
+                if len(texts[key.fileobj]) > limit:  # type: ignore[index]
+                    end = End.OUTPUT
+            if time.monotonic() >= deadline and selector.get_map():
+                end = End.TIME if end is End.EXIT else end
+    return end, bytes(texts[process.stdout]), bytes(texts[process.stderr])
+
+
+@functools.cache
+def require_sandbox() -> None:
+    """Try the sandbox once in this process. Raises: SandboxError that says what this machine lacks."""
+    if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+        raise SandboxError(
+            f"programs of a model run in a sandbox, which there is for Linux on {' or '.join(_MACHINES)}; "
+            f"this is {sys.platform} on {platform.machine()}."
+        )
+    _bwrap()
+    try:
+        result = run("print(6 * 7)", limits=Limits(seconds=30.0))
+        problem = "" if result.stdout == "42\n" else f"a program ended so: {result}"
+    except SandboxError as error:
+        problem = str(error)
+    if problem:
+        raise SandboxError(
+            f"programs of a model run in a sandbox, and bubblewrap cannot make one here ({problem}). As an ordinary user it "
+            "needs user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, on Ubuntu "
+            "kernel.apparmor_restrict_unprivileged_userns=0); in a container, root with CAP_SYS_ADMIN, or a seccomp profile "
+            "that allows them."
+        )
