@@ -120,8 +120,9 @@ def evaluate_into(
     it is asked before each request."""
     folder.check(asked.problems)
     have = {problem: held.count for problem, held in folder.answers.items()}
-    program.sampler.push(params, version=0)
     size, todo = chunks(program, asked, have)
+    if todo:
+        program.sampler.push(params, version=0)
     for i, chunk in enumerate(todo):
         if stop():
             return None
