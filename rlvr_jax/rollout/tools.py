@@ -24,7 +24,9 @@ import simpleeval
 
 from rlvr_jax.registry import register
 from rlvr_jax.rollout.workers import Failed, Outcome, TimedOut, Workers, then
+from rlvr_jax.tasks.code import fenced
 from rlvr_jax.tasks.records import RecordError, read_jsonl
+from rlvr_jax.tasks.sandbox import End, Limits, require_sandbox, run
 
 RESULT = "result"
 """The tag of what comes back; no tool has this name."""
@@ -211,6 +213,47 @@ class Calculator(Tool):
             raise ValueError("an expression has numbers, + - * / // % ** ( ) sqrt abs pi e")
         evaluator = simpleeval.SimpleEval(operators=OPERATORS, functions=FUNCTIONS, names=NAMES)
         return number_text(evaluator.eval(expression))
+
+
+# ---------------------------------------------------------------------------------------------------------------- python
+
+
+@register("tool", "python")
+@dataclasses.dataclass(frozen=True)
+class Python(Tool):
+    """A Python program, run in the sandbox that judges code (`tasks.sandbox`): the standard library, no network, no state
+    from call to call.
+
+    The result is what it prints, and after that the end of what it says on stderr: the last line of an exception. A program
+    between ``` and ``` is read too. Needs Linux and bubblewrap.
+
+    Raises: ValueError for limits out of range.
+    """
+
+    seconds: float = 4.0
+    """Wall clock, below the deadline of a call."""
+    memory_mb: int = 512
+
+    def __post_init__(self):
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(seconds=self.seconds, memory=self.memory_mb << 20)
+
+    def prepare(self) -> None:
+        require_sandbox()
+
+    def __call__(self, argument: str) -> str:
+        result = run("\n".join(fenced(argument)) or argument, limits=self.limits)
+        errors = result.stderr.strip().splitlines()[-1:]
+        if result.timed_out:
+            errors = [f"error: more than {self.seconds:g} s"]
+        elif result.end is End.OUTPUT:
+            errors = ["error: too much output"]
+        elif result.status and not errors:
+            errors = [f"error: exit status {result.status}"]
+        return "\n".join([result.stdout.strip(), *errors]).strip() or "nothing printed"
 
 
 # ----------------------------------------------------------------------------------------------------------------- calls

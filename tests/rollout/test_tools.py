@@ -8,6 +8,7 @@ import math
 import pathlib
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from rlvr_jax import registry
 from rlvr_jax.rollout.tools import (
     Calculator,
     Call,
+    Python,
     Search,
     Tool,
     Turns,
@@ -223,6 +225,35 @@ def test_a_result_is_never_longer_than_its_limits_allow():
     assert longest == "9" * 99
     with pytest.raises(ValueError, match="the value has more than 100 digits"):
         Calculator()("*".join(["9" * 60] * 3))
+
+
+# ---------------------------------------------------------------------------------------------------------------- python
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs the Debian package bubblewrap")
+@pytest.mark.parametrize(
+    "program, said",
+    [
+        ("print(sum(range(5)))", "10"),
+        ("```python\nx = 3\n```\nthen\n```\nprint(x)\n```", "3"),
+        ("print(1)\n1 / 0", "1\nZeroDivisionError: division by zero"),
+        ("1 +", "SyntaxError: invalid syntax"),
+        ("import socket; socket.socket()", "PermissionError: [Errno 1] Operation not permitted"),
+        ("print(1, flush=True)\nwhile True: pass", "1\nerror: more than 2 s"),
+        ("import sys; sys.exit(3)", "error: exit status 3"),
+        ("x = 1", "nothing printed"),
+    ],
+)
+def test_python_says_what_it_printed_and_how_it_failed(program, said):
+    python = pickle.loads(pickle.dumps(Python(seconds=2.0 if "while" in program else 20.0)))
+    python.prepare()
+    assert python(program) == said
+
+
+def test_python_refuses_impossible_limits():
+    with pytest.raises(ValueError) as error:
+        Python(seconds=0.0)
+    assert str(error.value) == "seconds=0.0: a program has a positive, finite number of seconds."
 
 
 # ----------------------------------------------------------------------------------------------------------------- calls
