@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -66,31 +65,28 @@ class Share:
     count: int
 
 
-def chunks(program: Program, asked: Asked, have: Mapping[int, int]) -> tuple[int, list[list[Share]]]:
-    """What is left to sample, in requests as long as the run's batch, and the group size of a share.
+def chunks(program: Program, asked: Asked, have: Mapping[int, int]) -> list[list[Share]]:
+    """What is left to sample, in requests of the run's batch. `have` says how many answers to a problem (by its prompt id)
+    there are.
 
-    `have` says how many answers to a problem (by its prompt id) there are. A problem's shares follow each other, so that a
-    request is filled with answers to few problems rather than with surplus ones. Shares are as large as the run's groups
-    or, where that leaves less over, a little smaller: with groups of 8, 12 samples are 6 and 6.
+    A problem's shares follow each other, so requests are filled with answers to few problems rather than with surplus ones,
+    and the first problems are finished first.
     """
-    rounds = math.ceil(asked.samples / program.spec.group_size)
-    size = math.ceil(asked.samples / rounds)
+    size, rows = program.spec.group_size, program.config.batch.prompts
     shares = [
         Share(i, first, min(size, asked.samples - first))
         for i, problem in enumerate(asked.problems)
         for first in range(have.get(int(problem.prompt_id[0]), 0), asked.samples, size)
     ]
-    rows = program.config.batch.prompts
-    return size, [shares[i : i + rows] for i in range(0, len(shares), rows)]
+    return [shares[i : i + rows] for i in range(0, len(shares), rows)]
 
 
-def answered(
-    program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share], size: int
-) -> list[Answers]:
+def answered(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share]) -> list[Answers]:
     """The answers of a chunk, sampled with the weights that the sampler was given last, and judged.
 
     What only fills up the request (whole shares of the last one, answers over `samples`) ends after one token.
     """
+    size = program.spec.group_size
     empty = dataclasses.replace(chunk[-1], count=0)
     shares = [*chunk, *[empty] * (program.config.batch.prompts - len(chunk))]
     batch = _stacked([asked.problems[share.problem] for share in shares])
@@ -109,7 +105,7 @@ def answered(
     said = [
         judge.said(text) if counts else None for text, counts in zip(found.completions, wanted, strict=True)
     ]
-    return _as_answers(program, asked, chunk, size, samples, found, [s and s.result() for s in said])
+    return _as_answers(program, asked, chunk, samples, found, [s and s.result() for s in said])
 
 
 def evaluate(
@@ -126,16 +122,16 @@ def evaluate(
 ) -> Evaluation:
     """`samples` answers to each of the first `prompts` held-out records, in requests of the training batch's shape.
 
-    Where the group size divides `samples`, that compiles nothing new. Task and sampling are the run's where they are not
-    given. `progress(done, total)` is called after each request.
+    So it compiles nothing new. Task and sampling are the run's where they are not given. `progress(done, total)` is called
+    after each request.
     """
     asked = Asked.of(program, prompts, samples, task, sampling)
     judge = judge.of(asked.task)
     program.sampler.push(params, version=0)
-    size, todo = chunks(program, asked, {})
+    todo = chunks(program, asked, {})
     parts: list[Answers] = []
     for i, chunk in enumerate(todo):
-        parts += answered(program, judge, asked, chunk, size)
+        parts += answered(program, judge, asked, chunk)
         progress(i + 1, len(todo))
     return Evaluation.of(by_problem(parts).values(), samples, k)
 
@@ -165,11 +161,11 @@ def _as_answers(
     program: Program,
     asked: Asked,
     chunk: Sequence[Share],
-    size: int,
     samples: Samples,
     found: Collected,
     said: Sequence[str | None],
 ) -> list[Answers]:
+    size = program.spec.group_size
     special = {*program.stop, *program.tokenizer.all_special_ids}
     variance = jax.device_get(variance_by_response(samples.logprob, samples.mask))
 

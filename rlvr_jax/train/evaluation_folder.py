@@ -120,13 +120,13 @@ def evaluate_into(
     it is asked before each request."""
     folder.check(asked.problems)
     have = {problem: held.count for problem, held in folder.answers.items()}
-    size, todo = chunks(program, asked, have)
+    todo = chunks(program, asked, have)
     if todo:
         program.sampler.push(params, version=0)
     for i, chunk in enumerate(todo):
         if stop():
             return None
-        folder.add(answered(program, judge, asked, chunk, size))
+        folder.add(answered(program, judge, asked, chunk))
         progress(i + 1, len(todo))
     wanted = (int(problem.prompt_id[0]) for problem in asked.problems)
     return Evaluation.of([folder.answers[problem] for problem in wanted], asked.samples, k)
