@@ -91,8 +91,10 @@ def _write(
 
     JsonRecords.name = name
     tfds.disable_progress_bar()
+    # Not what others may have prepared under this name.
+    here = tfds.download.DownloadConfig(try_download_gcs=False)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints where it downloads to
-        JsonRecords(data_dir=folder, file_format="array_record").download_and_prepare()
+        JsonRecords(data_dir=folder, file_format="array_record").download_and_prepare(download_config=here)
 
 
 def _fields(records: Iterable[Placed]) -> tuple[frozenset[str], frozenset[str]]:

@@ -105,6 +105,11 @@ def test_the_first_records_are_mixed_by_weight_until_one_task_ends(sizes, weight
         assert [records[i]["record"]["id"] for i in records.places(k)] == list(range(size))
 
 
+def test_a_rare_task_comes_in_the_middle_of_its_share():
+    parts = [(str(k), [{"id": i} for i in range(6)]) for k in range(2)]
+    assert "".join(record["task"] for record in MixedRecords(parts, (1, 5)))[:6] == "110111"
+
+
 @pytest.mark.parametrize(
     "weights, expected",
     [

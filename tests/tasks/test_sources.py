@@ -167,6 +167,12 @@ def test_a_field_that_tfds_cannot_name_is_refused_with_its_record(tmp_path):
     )
 
 
+def test_text_that_is_no_utf8_is_kept(tmp_path):
+    rows = [{"question": "half of a pair: \ud83d"}, {"question": "\U0001f600"}]
+    build(write_jsonl(tmp_path / "one", {"train": rows}), tmp_path / "out", "rows")
+    assert bare(read_records(tmp_path / "out", "train")) == rows
+
+
 def test_a_source_of_one_split_is_built_with_it(tmp_path):
     build(write_jsonl(tmp_path / "one", {"test": ROWS["test"]}), tmp_path / "out", "rows")
     assert list(read_splits(tmp_path / "out")) == ["test"]
