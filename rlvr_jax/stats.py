@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rlvr_jax.products import product
-from rlvr_jax.types import Stat
+from rlvr_jax.types import Stat, pytree
 
 _MOMENTS: Mapping[Stat, frozenset[str]] = {
     Stat.LOGIT: frozenset({"picked"}),
@@ -41,6 +41,20 @@ def logits_of(
 def soft_capped(z: Float[Array, "*N V"], cap: float | None) -> Float[Array, "*N V"]:
     """cap * tanh(z / cap); z itself where there is no cap."""
     return z if cap is None else cap * jnp.tanh(z / cap)
+
+
+@pytree
+class Partition:
+    """What softmax divides by: the maximum of a row and sum e^(z - max) over each part of the vocabulary."""
+
+    top: Float[Array, " B"]
+    sums: Float[Array, "N B"]
+
+    @classmethod
+    def of(cls, z: Float[Array, "V B"], parts: int = 1) -> "Partition":
+        """Of tempered logits, for so many parts of equal size."""
+        top = jax.lax.stop_gradient(jnp.maximum(jnp.finfo(jnp.float32).min, z.max(0)))
+        return cls(top=top, sums=jnp.exp(z - top[None]).reshape(parts, -1, z.shape[1]).sum(1))
 
 
 def token_stats(
@@ -131,26 +145,31 @@ class _Chunks:
 
 
 def dense_stats(
-    logits: Float[Array, "B V"],
+    logits: Float[Array, "V B"],
     targets: Int[Array, " B"],
     want: Set[Stat],
     *,
-    temperature: float | Float[Array, "B 1"] = 1.0,
+    temperature: float | Float[Array, " B"] = 1.0,
+    partition: Partition | None = None,
 ) -> dict[Stat, Float[Array, " B"]]:
     """The same statistics of logits that are at hand anyway, as they are for one position in the sampler.
 
-    `logits` are raw (soft-capped, not divided by the temperature).
+    `logits` are raw (soft-capped, not divided by the temperature), and the vocabulary is their first axis: sums over it run
+    through neighbouring rows side by side. `partition` is that of the tempered ones, where it is known.
     """
+    z = logits / jnp.broadcast_to(temperature, targets.shape)[None]
+    known = Partition.of(z) if partition is None else partition
+    below = z - known.top[None]
+    sums = {
+        "z_exp": lambda: (jnp.exp(below) * below).sum(0),
+        "exp2": lambda: jnp.exp(2 * below).sum(0),
+        "z": lambda: z.sum(0),
+        "picked": lambda: jnp.take_along_axis(z, targets[None], 0)[0],
+    }
     moments = frozenset[str]().union(*(_MOMENTS[s] for s in want))
-    acc = _accumulate(_empty(targets.shape, moments), logits / temperature, None, (targets, None), moments)
-    by_row = jnp.broadcast_to(temperature, (logits.shape[0], 1))[:, 0]
-    return _finish(acc, want, logits.shape[-1], by_row)
-
-
-def row_maximum(z: Float[Array, "B V"]) -> Float[Array, "B 1"]:
-    """What `dense_stats` subtracts before it exponentiates; whoever writes exp(z - row_maximum(z)) beside it shares the result."""
-    lowest = jnp.full(z.shape[:1], jnp.finfo(jnp.float32).min)
-    return jnp.maximum(lowest, z.max(-1))[:, None]
+    found = {name: total() for name, total in sums.items() if name in moments}
+    found |= {"max": known.top, "exp": known.sums.sum(0)}
+    return _finish(found, want, len(z), jnp.broadcast_to(temperature, targets.shape))
 
 
 def _empty(shape: tuple[int, ...], moments: Set[str]) -> Moments:

@@ -107,7 +107,7 @@ def test_dense_stats_of_logits_at_hand_are_the_same(softcap, temperature):
 
     def dense(hidden):
         logits = logits_of(hidden, head, softcap=softcap).reshape(B * T, V)
-        found = dense_stats(logits, targets.reshape(-1), {*ALL}, temperature=temperature)
+        found = dense_stats(logits.T, targets.reshape(-1), {*ALL}, temperature=temperature)
         return jnp.stack([found[s].reshape(B, T) for s in ALL])
 
     slopes = jax.jit(jax.jacrev(dense))(hidden)
@@ -230,7 +230,7 @@ def test_no_array_over_batch_length_and_vocabulary_exists(chunk):
 
     def dense(hidden, head, targets):
         logits = logits_of(hidden, head).reshape(b * t, vocab)
-        return sum(v.sum() for v in dense_stats(logits, targets.reshape(-1), {*ALL}).values())
+        return sum(v.sum() for v in dense_stats(logits.T, targets.reshape(-1), {*ALL}).values())
 
     args = jnp.ones((b, t, d)), jnp.ones((vocab, d)), jnp.zeros((b, t), jnp.int32)
     shapes = {

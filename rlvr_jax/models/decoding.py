@@ -207,14 +207,14 @@ def decode(
     return model.norm(x, weights.final_norm)[:, 0], cache
 
 
-def decode_logits(model: Decoder, weights: DecodeWeights, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
+def decode_logits(model: Decoder, weights: DecodeWeights, hidden: Float[Array, "B D"]) -> Float[Array, "V B"]:
     """Of every token of the vocabulary, soft-capped, in float32. Not divided by any temperature."""
     cap, head = model.config.softcap, weights.head
     if isinstance(head, Turned):
         z = soft_capped(turned_product(hidden, head), cap)
     else:
         z = logits_of(hidden, head, softcap=cap)
-    return constrain(z, "batch", "vocab")
+    return constrain(z.T, "vocab", "batch")
 
 
 class _Distances:

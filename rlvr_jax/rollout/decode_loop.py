@@ -260,14 +260,16 @@ class Loop:
         hidden, cache = decode(self.model, weights, slots.token, shared, slots.cache, slots.position)
         logits = decode_logits(self.model, weights, hidden)
         how, keys = jax.tree.map(lambda x: x[jnp.maximum(row, 0)], (rows.how, rows.keys))
-        token = draw(logits, keys, slots.position, how, ends)
+        token, partition = draw(logits, keys, slots.position, how, ends)
         drawn = at_work
         if self.room:
             reads = slots.pending > 0
             drawn = at_work & ~reads
             place = jnp.minimum(slots.read, self.room - 1)[:, None]
             token = jnp.where(reads, jnp.take_along_axis(slots.given, place, axis=1)[:, 0], token)
-        found = dense_stats(logits, token, self.sampling.wanted, temperature=how.score_temperature[:, None])
+        found = dense_stats(
+            logits, token, self.sampling.wanted, temperature=how.score_temperature, partition=partition
+        )
         position = slots.position + at_work
         stopped = drawn & ends[token]
         cut = at_work & ~stopped & (position >= how.max_new_tokens)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from rlvr_jax.stats import row_maximum
+from rlvr_jax.stats import Partition
 from rlvr_jax.types import Stat, pytree
 
 _BLOCKS = 256
@@ -138,37 +138,48 @@ def row_keys(
 
 
 def draw(
-    logits: Float[Array, "B V"],
+    logits: Float[Array, "V B"],
     keys: Key[Array, " B"],
     position: Int[Array, " B"],
     how: RowSampling,
     stop: Bool[Array, " V"],
-) -> Int[Array, " B"]:
-    """One token for each row, by inversion of its cumulative distribution; the most likely one at temperature 0.
+) -> tuple[Int[Array, " B"], Partition]:
+    """One token for each row, by inversion of its cumulative distribution; the most likely one at temperature 0. And the
+    partition of its tempered logits, whole.
 
     The vocabulary is cut into blocks of equal size: one uniform number picks a block by the blocks' masses, another one a
     token of it. Two numbers of 23 bits resolve probabilities that one would round away, and no cumulative sum runs over
     the vocabulary. A number for each token (the Gumbel trick) would cost as much as the head.
     """
-    z = logits / how.score_temperature[:, None]
-    blocks = max(n for n in range(1, _BLOCKS + 1) if z.shape[-1] % n == 0)
-    cut = lambda x: x.reshape(*x.shape[:-1], blocks, -1)  # noqa: E731
+    z = logits / how.score_temperature[None]
+    blocks = max(n for n in range(1, _BLOCKS + 1) if len(z) % n == 0)
     uniform = jax.vmap(lambda key, p: jax.random.uniform(jax.random.fold_in(key, p), (2,)))(keys, position)
     greedy, early = how.temperature == 0, position < how.min_new_tokens
 
-    def among(z: Array) -> Array:
-        least, top = threshold(z, how), row_maximum(z)
-        mass = lambda z: jnp.where(z >= least, jnp.exp(z - top), 0.0)  # noqa: E731
-        block = _invert(cut(mass(z)).sum(-1), uniform[:, 0])
-        inside = jnp.take_along_axis(cut(z), block[:, None, None], axis=1)[:, 0]
-        token = block * inside.shape[1] + _invert(mass(inside), uniform[:, 1])
-        best = jax.lax.cond(greedy.any(), lambda: jnp.argmax(z, -1), lambda: jnp.zeros_like(token))
+    def among(z: Array, whole: Partition) -> Array:
+        def mass(z: Array, least: Array) -> Array:
+            return jnp.where(z >= least[None], jnp.exp(z - whole.top[None]), 0.0)
+
+        def cut() -> tuple[Array, Array]:
+            least = threshold(z, how)
+            return least, mass(z, least).reshape(blocks, -1, z.shape[1]).sum(1)
+
+        nothing = jnp.full_like(whole.top, -jnp.inf)
+        least, sums = jax.lax.cond(is_cut(how).any(), cut, lambda: (nothing, whole.sums))
+        block = _invert(sums.T, uniform[:, 0])
+        inside = jnp.take_along_axis(z.reshape(blocks, -1, z.shape[1]), block[None, None], axis=0)[0]
+        token = block * len(inside) + _invert(mass(inside, least).T, uniform[:, 1])
+        best = jax.lax.cond(greedy.any(), lambda: jnp.argmax(z, 0), lambda: jnp.zeros_like(token))
         return jnp.where(greedy, best, token).astype(jnp.int32)
 
+    def others() -> Array:
+        without = jnp.where(stop[:, None], -jnp.inf, z)
+        return jnp.where(early, among(without, Partition.of(without, blocks)), token)
+
     # A draw of its own for early rows: beside a stop token that is all but certain, the others' masses round to 0.
-    token = among(z)
-    others = lambda: jnp.where(early, among(jnp.where(stop[None], -jnp.inf, z)), token)  # noqa: E731
-    return jax.lax.cond(early.any(), others, lambda: token)
+    whole = Partition.of(z, blocks)
+    token = among(z, whole)
+    return jax.lax.cond(early.any(), others, lambda: token), whole
 
 
 def _invert(mass: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
@@ -180,37 +191,37 @@ def _invert(mass: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array
     return jnp.argmax(up_to > wanted, axis=-1)
 
 
-def threshold(z: Float[Array, "B V"], how: RowSampling) -> Float[Array, "B 1"]:
+def threshold(z: Float[Array, "V B"], how: RowSampling) -> Float[Array, " B"]:
     """The lowest tempered logit that may be drawn; -inf where no cut is made.
 
     `top_k` first, then `top_p` of the rest: a nucleus holds every token before which less than `top_p` has been
     collected, so at least one (arXiv:1904.09751, section 3.1). `min_p` is of the whole. Equal logits at an edge are all
     kept. By bisection over the float32 numbers, 32 sums over the vocabulary where a sort would take ten times as long.
     """
-    lowest = jnp.full((z.shape[0], 1), -jnp.inf)
-    by_rank = (how.top_k > 0) & (how.top_k < z.shape[-1])
+    top = z.max(0)
+    lowest = jnp.full_like(top, -jnp.inf)
+    by_rank = (how.top_k > 0) & (how.top_k < len(z))
     by_mass = how.top_p < 1
-    top = z.max(-1, keepdims=True)
 
     def ranked() -> Array:
-        found = _largest(z, lambda t: (z >= t).sum(-1, keepdims=True) >= how.top_k[:, None])
-        return jnp.where(by_rank[:, None], found, lowest)
+        found = _largest(top, lambda t: (z >= t[None]).sum(0) >= how.top_k)
+        return jnp.where(by_rank, found, lowest)
 
     least = jax.lax.cond(by_rank.any(), ranked, lambda: lowest)
 
     def nucleus() -> Array:
-        p = jnp.where(z >= least, jnp.exp(z - top), 0.0)
-        need = how.top_p[:, None] * p.sum(-1, keepdims=True)
-        found = _largest(z, lambda t: jnp.where(z >= t, p, 0.0).sum(-1, keepdims=True) >= need)
-        return jnp.where(by_mass[:, None], jnp.maximum(found, least), least)
+        p = jnp.where(z >= least[None], jnp.exp(z - top[None]), 0.0)
+        need = how.top_p * p.sum(0)
+        found = _largest(top, lambda t: jnp.where(z >= t[None], p, 0.0).sum(0) >= need)
+        return jnp.where(by_mass, jnp.maximum(found, least), least)
 
     least = jax.lax.cond(by_mass.any(), nucleus, lambda: least)
-    likely = jnp.where(how.min_p > 0, top[:, 0] + jnp.log(how.min_p), -jnp.inf)[:, None]
+    likely = jnp.where(how.min_p > 0, top + jnp.log(how.min_p), -jnp.inf)
     return jnp.maximum(least, jnp.minimum(likely, top))
 
 
-def _largest(z: Float[Array, "B V"], enough: Any) -> Float[Array, "B 1"]:
-    """The largest t that is `enough`, which every number below it is too. At most the maximum of a row.
+def _largest(top: Float[Array, " B"], enough: Any) -> Float[Array, " B"]:
+    """The largest t that is `enough`, which every number below it is too. At most `top`.
 
     float32 numbers in their order are 32-bit integers in theirs, once those of the negative ones are turned round.
     """
@@ -228,6 +239,5 @@ def _largest(z: Float[Array, "B V"], enough: Any) -> Float[Array, "B 1"]:
         good = enough(number(middle))
         return jnp.where(good, middle, low), jnp.where(good, high, middle)
 
-    low = jnp.full((z.shape[0], 1), integer(jnp.float32(-jnp.inf)))
-    high = integer(z.max(-1, keepdims=True)) + 1
-    return number(jax.lax.fori_loop(0, 32, halve, (low, high))[0])
+    low = jnp.full_like(top, -jnp.inf)
+    return number(jax.lax.fori_loop(0, 32, halve, (integer(low), integer(top) + 1))[0])

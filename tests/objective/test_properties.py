@@ -184,7 +184,7 @@ class Tables(Forward):
         before = jnp.concatenate([first, rollout.tokens[:, :-1]], 1)
         prompt = params["prompt"][rollout.prompt[:, 0]] + 0.5 * params["prompt"][first[:, 0]]
         logits = params["before"][before] + params["place"][None, : before.shape[1]] + prompt[:, None]
-        found = dense_stats(logits.reshape(-1, V), rollout.tokens.ravel(), want)
+        found = dense_stats(logits.reshape(-1, V).T, rollout.tokens.ravel(), want)
         fill = jnp.nan if self.extra else 0.0
         return {s: jnp.where(rollout.mask > 0, v.reshape(before.shape), fill) for s, v in found.items()}
 

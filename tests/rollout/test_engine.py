@@ -222,7 +222,7 @@ def kept_by_min_p(z, min_p):
 def test_min_p_keeps_what_a_float64_sampler_keeps(min_p):
     z = np.random.default_rng(3).normal(0, 2, (50, V)).astype(np.float32)
     how = RowSampling.of(Sampling(min_p=min_p), len(z))
-    found = z >= np.asarray(jax.jit(threshold)(z, how))
+    found = z >= np.asarray(jax.jit(threshold)(z.T, how))[:, None]
     np.testing.assert_array_equal(found, kept_by_min_p(z, min_p))
     assert found.any(1).all()
 
@@ -235,7 +235,7 @@ def test_draws_under_min_p_and_a_least_length_have_a_float64_samplers_frequencie
     how = RowSampling.of(Sampling(temperature=0.7, min_p=0.1, min_new_tokens=3), count)
     keys = row_keys(0, 0, jnp.arange(count), jnp.zeros(count, jnp.int32))
     at = jnp.full(count, position)
-    tokens = np.asarray(jax.jit(draw)(jnp.tile(z, (count, 1)), keys, at, how, jnp.asarray(stop)))
+    tokens = np.asarray(jax.jit(draw)(jnp.tile(z, (count, 1)).T, keys, at, how, jnp.asarray(stop))[0])
     may = np.where(stop & (position < 3), -np.inf, np.float64(z) / 0.7)
     p = np.exp(may) * kept_by_min_p(may, 0.1)
     p /= p.sum()

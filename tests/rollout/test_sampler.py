@@ -209,13 +209,13 @@ def nucleus(z, top_k, top_p):
 def cut(z, top_k, top_p, min_p=0.0):
     """-inf where a token may not be drawn."""
     how = RowSampling.of(Sampling(top_k=top_k, top_p=top_p, min_p=min_p), len(z))
-    return np.where(z >= np.asarray(jax.jit(threshold)(z, how)), z, -np.inf)
+    return np.where(z >= np.asarray(jax.jit(threshold)(z.T, how))[:, None], z, -np.inf)
 
 
 def draws(z, keys, position, sampling):
     nothing = jnp.zeros(z.shape[1], bool)
     how = RowSampling.of(sampling, len(z))
-    return np.asarray(jax.jit(draw)(z, keys, jnp.full(len(z), position), how, nothing))
+    return np.asarray(jax.jit(draw)(z.T, keys, jnp.full(len(z), position), how, nothing)[0])
 
 
 CUTS = [(0, 1.0), (5, 1.0), (1, 1.0), (0, 0.8), (0, 0.05), (6, 0.7), (3, 0.95), (0, 0.999)]
