@@ -152,7 +152,9 @@ def _file_system() -> tuple[str, ...]:
         pathlib.Path("/")
     }
     binds = [word for parent in sorted(parents) for word in ("--dir", str(parent))]
-    binds += [word for root in roots for word in ("--ro-bind", root, root)]
+    for root in roots:  # under one name each, so that what is hidden there is hidden
+        real = str(pathlib.Path(root).resolve())
+        binds += ["--symlink", real, root] if real != root and real in roots else ["--ro-bind", root, root]
     binds += ["--ro-bind", str(python), str(python), "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     # Installed packages may hold the very answers that a program is judged by, and this package does.
     hidden = [
