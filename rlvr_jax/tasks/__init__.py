@@ -3,6 +3,7 @@
 from rlvr_jax.tasks import (
     arithmetic,
     bandit,
+    code,
     countdown,
     gsm8k,
     instructions,
@@ -10,8 +11,12 @@ from rlvr_jax.tasks import (
     maths,
     maze,
     mixture,
+    multiple_choice,
+    programs,
     prompted,
+    question_answering,
     reasoning_gym,
+    rewards,
 )
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
@@ -21,6 +26,7 @@ __all__ = [
     "Verdict",
     "arithmetic",
     "bandit",
+    "code",
     "countdown",
     "gsm8k",
     "instructions",
@@ -28,6 +34,10 @@ __all__ = [
     "maths",
     "maze",
     "mixture",
+    "multiple_choice",
+    "programs",
     "prompted",
+    "question_answering",
     "reasoning_gym",
+    "rewards",
 ]

@@ -61,7 +61,8 @@ def is_short(text: str) -> bool:
         len(text) <= LONGEST_EXPRESSION
         and deepest <= DEEPEST_EXPRESSION + text.count("|")
         and not re.search(
-            rf"[0-9]{{{LONGEST_NUMBER},}}|!!|[0-9]\s+[0-9]|(?:binom|gcd|lcm|amma|zeta).*[0-9]{{4}}", text
+            rf"[0-9]{{{LONGEST_NUMBER},}}|!!|(?<![_0-9])[0-9]+\s+[0-9]|(?:binom|gcd|lcm|amma|zeta).*[0-9]{{4}}",
+            text,
         )
     )
 

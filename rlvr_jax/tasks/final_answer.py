@@ -23,7 +23,7 @@ def after_hashes(text: str) -> str | None:
 
 # ----------------------------------------------------------------------------------------------------------------- boxes
 
-_BRACE = re.compile(r"(\\+f?box(?:ed)?\s*\{)|\\[\\{}]|[{}]")
+_BRACE = re.compile(r"(\\{1,2}f?box(?:ed)?\s*\{)|\\[\\{}]|[{}]")
 _JOINT = re.compile(
     r"(?:[ \t$,;&.]|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|\band\b|\bor\b"
     r"|\b[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)*"
@@ -147,6 +147,7 @@ def last_value(text: str) -> str | None:
     return found[0 if inside else -1][1] if found else None
 
 
+LONGEST_ANSWER = 1000
 LONGEST_ALONE = 300
 """Characters. What is longer is no answer by itself."""
 
@@ -162,19 +163,27 @@ def value_of(said: str) -> str | None:
     return last_value(said)
 
 
+def spoken(text: str) -> str | None:
+    """What follows the reasoning, or of that what stands in the last <answer> tag; `None` for reasoning without an end."""
+    said = after_reasoning(text)
+    told = None if said is None else last_answer(said)
+    return said if told is None else told
+
+
 def final_answer(text: str) -> str | None:
     r"""What a text gives as its answer to a maths problem, as LaTeX or words; `None` where it gives none.
 
-    Of what follows the reasoning, or stands in its last <answer> tag, the first of these that is there: a sentence "the
-    final answer is ..." after all boxes; the last box and those listed with it; the rest of the line after ####; the last
-    sentence "the answer is ..."; all of it, where it is an expression and no prose; its last maths or number.
+    Of what is `spoken`, the first of these that is there: a sentence "the final answer is ..." after all boxes; the last
+    box and those listed with it; the rest of the line after ####; the last sentence "the answer is ..."; all of it, where it
+    is an expression and no prose; its last maths or number. More than 1000 characters are no answer.
     """
-    spoken = after_reasoning(text)
-    if spoken is None:
+    said = spoken(text)
+    if said is None:
         return None
-    spoken = last_answer(spoken) or spoken
-    box = boxed(spoken)
+    box = boxed(said)
     if box:
-        said = stated(spoken, box[0])
-        return (value_of(said) if said else None) or box[1]
-    return value_of(after_hashes(spoken) or stated(spoken) or spoken)
+        after = stated(said, box[0])
+        answer = (value_of(after) if after else None) or box[1]
+    else:
+        answer = value_of(after_hashes(said) or stated(said) or said)
+    return answer if answer is not None and len(answer) <= LONGEST_ANSWER else None

@@ -2,36 +2,32 @@
 
 import dataclasses
 import functools
-import pathlib
 import re
 from collections.abc import Sequence
 
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.answers import last_number
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
-from rlvr_jax.tasks.final_answer import after_reasoning, boxed
+from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, spoken
 from rlvr_jax.tasks.latex import canonical, number, plain, written
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.sources import read_records
-from rlvr_jax.tasks.tags import last_answer
+from rlvr_jax.tasks.splits import SAMPLES
 from rlvr_jax.tasks.values import judged
-
-SAMPLE = pathlib.Path(__file__).parent / "data" / "gsm8k"
 
 
 def final_number(completion: str) -> str | None:
     r"""What stands in the last \boxed{...} (and those listed with it), or without one the last number.
 
-    Read is what follows the reasoning, or stands in its last <answer> tag; `None` where there is no number or box.
+    Read is what is `spoken`; `None` where there is no number or box, and for a box of more than 1000 characters.
     """
-    spoken = after_reasoning(completion)
-    if spoken is None:
+    said = spoken(completion)
+    if said is None:
         return None
-    spoken = last_answer(spoken) or spoken
-    box = boxed(spoken)
+    box = boxed(said)
     if box:
-        return box[1]
-    found = last_number(spoken)
+        return box[1] if len(box[1]) <= LONGEST_ANSWER else None
+    found = last_number(said)
     return None if found is None else format(found, "f")
 
 
@@ -84,7 +80,7 @@ class GSM8K(Task):
 
     def records(self, split: Split) -> Sequence[dict]:
         check_split(split)
-        return read_gsm8k(self.path or str(SAMPLE), split)
+        return read_gsm8k(self.path or str(SAMPLES / self.name), split)
 
     def prompt(self, record: dict) -> list[dict[str, str]]:
         return [{"role": "user", "content": f"{record['question']}\n\n{self.instruction}".strip()}]

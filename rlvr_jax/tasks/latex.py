@@ -162,10 +162,10 @@ def without_name(text: str) -> str:
 
 
 _NUMBER = re.compile(
-    r"([-+]?)\s*(?:([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?)|(?:([0-9]+)\s*)?"
+    r"([-+]?)\s*(?:([0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?)|(?:([0-9]+)\s*)?"
     r"\\frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9]+)\s*/\s*([0-9]+))"
 )
-_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
+_DECIMAL_COMMA = re.compile(r"(-?[0-9]+(?: [0-9]{3})*),([0-9]+)")
 
 
 def number(text: str) -> fractions.Fraction | None:
@@ -175,7 +175,7 @@ def number(text: str) -> fractions.Fraction | None:
         return None
     sign, digits, whole, top, bottom, left, right = found.groups()
     if digits:
-        value = decimal_number("", digits.rstrip("."))
+        value = decimal_number("", digits.replace(" ", "").rstrip("."))
         value = None if value is None else fractions.Fraction(value)
     elif max(map(len, (whole or "", top or left, bottom or right))) > LONGEST_NUMBER or not int(
         bottom or right

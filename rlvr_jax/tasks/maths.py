@@ -2,19 +2,16 @@ r"""Maths problems whose answers are LaTeX or numbers (MATH, AIME, OlympiadBench
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Sequence
 
 from rlvr_jax.registry import register
-from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
+from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
 from rlvr_jax.tasks.final_answer import boxed, final_answer
 from rlvr_jax.tasks.latex import canonical, plain
-from rlvr_jax.tasks.records import RecordError, converted, read_jsonl
-from rlvr_jax.tasks.sources import read_records
+from rlvr_jax.tasks.records import RecordError, converted
+from rlvr_jax.tasks.splits import read_split
 from rlvr_jax.tasks.tags import POINTS
 from rlvr_jax.tasks.values import judged
-
-SAMPLE = pathlib.Path(__file__).parent / "data" / "math"
 
 
 def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict:
@@ -32,15 +29,13 @@ def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict
     answer = ", ".join(map(str, given)) if isinstance(given, list) else str(given)
     if given is None or not plain(answer):
         raise RecordError(f"{where}: field 'answer' is {given!r}; it has to be a number or LaTeX.")
-    record = {"id": str(line.get("id", f"{name}-{split}-{index}"))}
-    record["question"] = f"{line.get('context') or ''}\n{question}".strip()
-    record["answer"] = answer
+    question = f"{line.get('context') or ''}\n{question}".strip()
     try:
         tolerance = [abs(float(part)) for part in str(line.get("error") or "").split(",") if part.strip()]
     except ValueError as error:
         raise RecordError(f"{where}: field 'error' is {line['error']!r}; it has to be a number.") from error
     return (
-        record
+        {"id": str(line.get("id", f"{name}-{split}-{index}")), "question": question, "answer": answer}
         | ({"tolerance": tolerance} if tolerance else {})
         | ({"solution": str(line["solution"])} if line.get("solution") else {})
     )
@@ -57,22 +52,15 @@ class Math(Task):
     """
 
     path: str | None = None
-    """Where the records are (see `sources.read_records`), or one .jsonl(.gz) file of training records. `None`: a sample."""
+    """Where the records are, with `problem` or `question` and `answer` (see `splits.read_split`). `None`: a sample of MATH."""
     test_path: str | None = None
-    """Where the test records are, if elsewhere: the same, and a file is one of test records."""
+    """Where the test records are, if elsewhere."""
     instruction: str = "Think step by step and put the final answer in \\boxed{}."
     format_reward: float = 0.0
     """Weight of the reward for <think>...</think><answer>...</answer> and nothing else."""
 
     def records(self, split: Split) -> Sequence[dict]:
-        check_split(split)
-        path = self.test_path if split == "test" and self.test_path else self.path or str(SAMPLE)
-        if not path.endswith((".jsonl", ".jsonl.gz")):
-            lines = read_records(path, split, ("answer",))
-        elif split == "test" and not self.test_path:
-            raise RecordError(f"math path={path!r} is one file, of training records: set test_path too.")
-        else:
-            lines = read_jsonl(path, ("answer",))
+        lines = read_split(self.path, self.test_path, self.name, split, ("answer",))
         return converted(lines, functools.partial(problem, self.name, split))
 
     def prompt(self, record: dict) -> list[dict[str, str]]:

@@ -226,6 +226,7 @@ def _at_points(value: Any) -> list | None:
     if not is_closed(value):
         return None
     value = value.xreplace({f: sympy.Symbol(str(f)) for f in value.atoms(AppliedUndef)})
+    value = _rebuilt(value)
     letters = sorted(value.free_symbols, key=str)
     found = []
     for point in range(POINTS if letters else 1):
@@ -237,7 +238,7 @@ def _at_points(value: Any) -> list | None:
         if at.has(sympy.nan, sympy.zoo) or not (at.is_infinite or _is_evaluated(at)):
             return None
         found.append(at)
-    return found
+    return found if letters else found * POINTS
 
 
 def _is_evaluated(at: Any) -> bool:
@@ -247,7 +248,7 @@ def _is_evaluated(at: Any) -> bool:
 def _coordinate(letter: str, point: int) -> str:
     """Between -3 and 3, never near a whole number of halves, the same for a letter everywhere."""
     seed = sum((i + 1) * ord(c) for i, c in enumerate(letter)) + 97 * point
-    return f"{(-1) ** (seed + point) * (0.0731 + (seed * 0.6180339887498949) % 2.9):.15f}"
+    return f"{(-1) ** point * (0.0731 + (seed * 0.6180339887498949) % 2.9):.15f}"
 
 
 def _same_number(gold: Any, value: Any, tolerance: tuple[float, ...]) -> bool:
@@ -261,7 +262,7 @@ def _same_number(gold: Any, value: Any, tolerance: tuple[float, ...]) -> bool:
     if symbols and verify(gold, value):
         return True  # a word against the product of its letters
     if gold.free_symbols or value.free_symbols:
-        return len(ours) == len(theirs) and all(map(_close, ours, theirs))
+        return all(map(_close, ours, theirs))
     exact, given = ours[0], theirs[0]
     if _close(exact, given) or (exact.is_real and given.is_real and _near(exact, given, tolerance)):
         return True
@@ -314,7 +315,7 @@ def _same_one(gold: Any, value: Any) -> bool:
         return gold.rel_op == value.rel_op and same(gold.lhs, value.lhs) and same(gold.rhs, value.rhs)
     left, right = gold.lhs - gold.rhs, value.lhs - value.rhs
     ours, theirs = _at_points(left), _at_points(right)
-    if not ours or not theirs or len(ours) != len(theirs) or not all(ours) or not all(theirs):
+    if not ours or not theirs or not all(ours) or not all(theirs):
         return gold.rel_op == value.rel_op and _rebuilt(left) == _rebuilt(right)
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
     if not all(_close(ratio, ratios[0]) for ratio in ratios):
