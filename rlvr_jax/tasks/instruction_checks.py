@@ -9,6 +9,7 @@ without letters is in no language; a **highlight** counts once, and a bracket in
 
 import collections
 import dataclasses
+import functools
 import inspect
 import json
 import operator
@@ -86,6 +87,15 @@ def variants(text: str) -> tuple[str, ...]:
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     whole = [text, *cut]
     return tuple(dict.fromkeys([*whole, *(each.replace("*", "") for each in whole)]))
+
+
+@functools.cache
+def load_models() -> None:
+    """Load the models of languages and of sentences, which otherwise the first text waits for."""
+    import punkt
+
+    language_of("a")
+    punkt.sent_tokenize("a")
 
 
 def _occurrences(phrase: str, text: str) -> int:

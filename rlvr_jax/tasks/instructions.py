@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.base import Part, Reason, Split, Task, Verdict
 from rlvr_jax.tasks.final_answer import after_reasoning
-from rlvr_jax.tasks.instruction_checks import arguments, follows, variants
+from rlvr_jax.tasks.instruction_checks import arguments, follows, load_models, variants
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.sources import read_records
 
@@ -63,6 +63,10 @@ class Instructions(Task):
     def records(self, split: Split) -> Sequence[dict]:
         lines = read_records(self.path or str(SAMPLE), split, ("prompt", "instruction_id_list"))
         return converted(lines, functools.partial(read_record, split))
+
+    def prepare(self) -> None:
+        """Load what checks need before the clock of a worker runs."""
+        load_models()
 
     def prompt(self, record: dict) -> list[dict[str, str]]:
         return [{"role": "user", "content": record["prompt"]}]

@@ -2,11 +2,13 @@
 
 import json
 import pickle
+import sys
 import time
 
 import pytest
 
 from rlvr_jax import registry
+from rlvr_jax.rollout.workers import Prepares
 from rlvr_jax.tasks import Reason
 from rlvr_jax.tasks.instruction_checks import CONSTRAINTS
 from rlvr_jax.tasks.instructions import Instructions
@@ -62,6 +64,13 @@ def test_a_loose_answer_may_have_a_first_line_and_asterisks_too_many():
     assert (
         not Instructions(mode="loose").verify(RECORD, 'Sure, here:\n"two, words"\n"more, words"\n.').correct
     )
+
+
+def test_workers_can_load_the_models_before_the_clock_runs():
+    task = Instructions()
+    assert isinstance(task, Prepares)
+    task.prepare()
+    assert {"punkt", "py3langid"} <= set(sys.modules)
 
 
 def test_a_record_from_a_file_of_rollouts_is_judged_alike():
