@@ -139,8 +139,9 @@ def agree(value: Any, expected: Any, atol: float) -> bool:
     That is the rule of EvalPlus (Liu et al., arXiv:2305.01210), here for floats anywhere in lists, tuples and dicts.
     """
     if isinstance(expected, float) and type(value) in (int, float):
-        both_nan = math.isnan(value) and math.isnan(expected)
-        return value == expected or both_nan or abs(value - expected) <= (atol or 1e-6) + 1e-7 * abs(expected)
+        if not math.isfinite(expected):
+            return value == expected or (math.isnan(value) and math.isnan(expected))
+        return abs(value - expected) <= (atol or 1e-6) + 1e-7 * abs(expected)
     if isinstance(expected, list | tuple) and type(value) is type(expected):
         return len(value) == len(expected) and all(map(agree, value, expected, itertools.repeat(atol)))
     if isinstance(expected, dict) and isinstance(value, dict):

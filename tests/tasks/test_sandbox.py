@@ -12,53 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 
 import pytest
+from hostile import marked, needs_bwrap, nothing_stays
 
 from rlvr_jax.tasks import sandbox
 from rlvr_jax.tasks.sandbox import End, Limits, SandboxError, require_sandbox, run, seccomp_filter
 
-
-def missing():
-    """Why there can be no sandbox here, by bubblewrap's own word; "" where there can."""
-    if shutil.which("bwrap") is None:
-        return "needs the Debian package bubblewrap"
-    tried = subprocess.run(["bwrap", "--unshare-net", "--ro-bind", "/", "/", "true"], capture_output=True)
-    return "" if tried.returncode == 0 else f"bubblewrap does not work here: {tried.stderr.decode()}"
-
-
-needs_bwrap = pytest.mark.skipif(bool(missing()), reason=missing())
-
 LIMITS = Limits(seconds=30.0, memory=256 << 20, disk=1 << 20, output=10_000, threads=8)
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """A word in the environment of every process that a test starts."""
-    word = f"sandbox-test-{uuid.uuid4()}"
-    monkeypatch.setenv("SANDBOX_TEST", word)
-    return word
-
-
-def marked(word):
-    """Processes that have the mark, by their command."""
-    found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if word.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found.append((entry / "cmdline").read_bytes())
-        except OSError:
-            continue
-    return found
-
-
-def nothing_stays(word, within=5.0):
-    """The kernel takes a moment for the last of it."""
-    end = time.monotonic() + within
-    while (left := marked(word)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not left
 
 
 # --------------------------------------------------------------------------------------------------------------- programs
