@@ -98,6 +98,7 @@ def test_a_task_without_a_model_shows_its_messages():
     "words, message",
     [
         (("check", "mase"), "no task called 'mase'. Did you mean 'maze'? Known: "),
+        (("check", "nowhere.yaml"), "no config file 'nowhere.yaml'."),
         (("show", "maze", "--task.sise", 5), "task 'maze' has no field 'sise'; Did you mean 'size'?"),
         (("build", "nowhere", "--name", "x", "--out", "y"), "no train.jsonl or train.jsonl.gz in nowhere;"),
     ],

@@ -28,7 +28,7 @@ def open_data(what: str, overrides: Sequence[str]) -> Opened:
     Raises: ValueError for what is none of these.
     """
     path = pathlib.Path(what)
-    if path.is_file():
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
         config = load(path, overrides)
     elif (saved := saved_config(path)) is not None:
         config = parse(override(saved, overrides))
