@@ -91,6 +91,10 @@ class GSM8K(Task):
         except Exception:  # what the libraries raise on a model's text is their fault, not the answer's
             return Verdict.of(Reason.ERROR)
 
+    @property
+    def processes(self) -> int:
+        return 2
+
     def answer(self, completion: str) -> str | None:
         found = final_number(completion)
         return None if found is None else canonical(found)

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
 from rlvr_jax.tasks.final_answer import boxed, final_answer
-from rlvr_jax.tasks.latex import canonical, plain
+from rlvr_jax.tasks.latex import canonical
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.splits import read_split
-from rlvr_jax.tasks.tags import POINTS
-from rlvr_jax.tasks.values import judged
+from rlvr_jax.tasks.values import UnreadableReference, judged
 
 
 def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict:
-    """A line as a record `id`, `question`, `answer` (text), and where the line has them `tolerance` and `solution`.
+    """A line as a record `id`, `question`, `answer` (text), and where the line has them `subject`, `tolerance`, `solution`.
 
     The question is in `problem` or `question`, after a `context` where there is one; an `answer` that is a list holds
     several values. `error` (OlympiadBench) is how far off a number may be: one, or several with commas between.
@@ -27,7 +26,7 @@ def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict
         raise RecordError(f"{where}: there is no text in 'problem' or 'question', but {question!r}.")
     given = line["answer"]
     answer = ", ".join(map(str, given)) if isinstance(given, list) else str(given)
-    if given is None or not plain(answer):
+    if given is None:
         raise RecordError(f"{where}: field 'answer' is {given!r}; it has to be a number or LaTeX.")
     question = f"{line.get('context') or ''}\n{question}".strip()
     try:
@@ -36,6 +35,7 @@ def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict
         raise RecordError(f"{where}: field 'error' is {line['error']!r}; it has to be a number.") from error
     return (
         {"id": str(line.get("id", f"{name}-{split}-{index}")), "question": question, "answer": answer}
+        | ({"subject": str(line["subject"])} if line.get("subject") else {})
         | ({"tolerance": tolerance} if tolerance else {})
         | ({"solution": str(line["solution"])} if line.get("solution") else {})
     )
@@ -46,9 +46,9 @@ def problem(name: str, split: Split, index: int, where: str, line: dict) -> dict
 class Math(Task):
     r"""Problems with an answer in LaTeX, as words or as a number: MATH (Hendrycks et al., arXiv:2103.03874) and the like.
 
-    What counts as the final answer says `final_answer.final_answer`; when two answers are the same, `values.equal`. The
-    reward is 1 or 0, and `format_reward` more for reasoning and answer in their tags. An exception of the libraries that
-    judge is `Reason.ERROR`, never a wrong answer.
+    What counts as the final answer says `final_answer.final_answer`; when two answers are the same, `values.equal`. An
+    exception of the libraries that judge is `Reason.ERROR`, never a wrong answer; so is a reference that cannot be read (MATH
+    has a few), and there is no reward then, unless an answer is written as it is.
     """
 
     path: str | None = None
@@ -56,8 +56,6 @@ class Math(Task):
     test_path: str | None = None
     """Where the test records are, if elsewhere."""
     instruction: str = "Think step by step and put the final answer in \\boxed{}."
-    format_reward: float = 0.0
-    """Weight of the reward for <think>...</think><answer>...</answer> and nothing else."""
 
     def records(self, split: Split) -> Sequence[dict]:
         lines = read_split(self.path, self.test_path, self.name, split, ("answer",))
@@ -70,9 +68,18 @@ class Math(Task):
         try:
             gold = final_answer(record["answer"]) or record["answer"]
             reason = judged(gold, final_answer(completion), record.get("tolerance", ()))
+        except UnreadableReference:
+            return Verdict(None, False, Reason.ERROR)
         except Exception:  # what the libraries raise on a model's text is their fault, not the answer's
             return Verdict.of(Reason.ERROR)
-        return POINTS["binary"].verdict(reason, completion, self.format_reward)
+        return Verdict.of(reason)
+
+    @property
+    def processes(self) -> int:
+        return 2
+
+    def kind(self, record: dict) -> str | None:
+        return record.get("subject")
 
     def answer(self, completion: str) -> str | None:
         found = final_answer(completion)

@@ -13,7 +13,6 @@ from rlvr_jax.tasks.final_answer import boxed, spoken, stated
 from rlvr_jax.tasks.latex import key, number, plain
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.splits import read_split
-from rlvr_jax.tasks.tags import POINTS
 
 MOST_OPTIONS = 26
 LETTERS = string.ascii_uppercase[:10]
@@ -140,8 +139,6 @@ class MultipleChoice(Task):
     test_path: str | None = None
     """Where the test records are, if elsewhere."""
     instruction: str = "Think step by step and put the letter of the right option in \\boxed{}."
-    format_reward: float = 0.0
-    """Weight of the reward for <think>...</think><answer>...</answer> and nothing else."""
 
     def records(self, split: Split) -> Sequence[dict]:
         fields = ("question", "options", "answer")
@@ -160,7 +157,10 @@ class MultipleChoice(Task):
         reason = (
             Reason.CORRECT if letter == record["answer"] else Reason.WRONG if letter else Reason.UNPARSABLE
         )
-        return POINTS["binary"].verdict(reason, completion, self.format_reward)
+        return Verdict.of(reason)
+
+    def kind(self, record: dict) -> str | None:
+        return record.get("category")
 
     def answer(self, completion: str) -> str | None:
         return chosen(completion)

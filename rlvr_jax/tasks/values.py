@@ -34,6 +34,10 @@ MOST_MEMBERS = 40
 # -------------------------------------------------------------------------------------------------------------- equality
 
 
+class UnreadableReference(ValueError):
+    """A reference with which no answer can be compared."""
+
+
 def judged(gold: str, answer: str | None, tolerance: Sequence[float] = ()) -> Reason:
     """The reason for a verdict on a final answer: unparsable where there is none, or none that can be read."""
     found = None if answer is None else equal(gold, answer, tolerance)
@@ -45,6 +49,8 @@ def equal(gold: str, answer: str, tolerance: Sequence[float] = ()) -> bool | Non
 
     A percent sign says nothing about which of 50 and 0.5 is meant, so 50% is both. `tolerance`: how far off a number
     may be, absolutely; one for all values, or one for each in a list.
+
+    Raises: UnreadableReference, where the answer can be read and the reference cannot.
     """
     (gold, gold_percent), (answer, percent) = (without_percent(plain(text)) for text in (gold, answer))
     if not answer:
@@ -96,7 +102,11 @@ def _equal(gold: str, answer: str, tolerance: Sequence[float]) -> bool | None:
     if value is None:
         return None
     reference = read(gold)
-    return reference is not None and same(reference, value, tuple(tolerance))
+    if reference is None:
+        raise UnreadableReference(
+            f"the reference {gold!r} cannot be read; only the same text is the same answer."
+        )
+    return same(reference, value, tuple(tolerance))
 
 
 def _in_base(text: str) -> tuple[str, str] | None:
@@ -106,7 +116,7 @@ def _in_base(text: str) -> tuple[str, str] | None:
 
 
 def _near(exact: Any, given: Any, tolerance: Sequence[float]) -> bool:
-    return bool(tolerance) and abs(exact - given) <= tolerance[0] * (1 + 1e-9)
+    return bool(tolerance) and bool(abs(exact - given) <= tolerance[0] * (1 + 1e-9))
 
 
 def _rounds(exact: fractions.Fraction, digits: str) -> bool:
