@@ -130,18 +130,25 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Where answers are judged. Training waits for the last one in any case."""
+    """Where answers are judged, and how long that may take."""
 
-    workers: int = 0
+    workers: int | None = None
     """Processes that judge finished answers while others are being sampled, each killed where it takes too long. 0: in the
-    training process, after sampling, without a deadline."""
+    training process, without a deadline. None: what the task asks for, which is 0 where its verifier always ends at once."""
     deadline: float = 10.0
     """Seconds for one answer in a worker; over it, the verdict is `timeout`."""
+    batch_deadline: float = 600.0
+    """Seconds for all answers in workers that are not judged when the last one has been sampled; what is not judged by then
+    is `timeout` too."""
 
     def __post_init__(self):
-        _positive(self, "verification", "workers", least=0)
-        if not self.deadline > 0:
-            raise ValueError(f"verification.deadline is a positive number of seconds, got {self.deadline}.")
+        if self.workers is not None:
+            _positive(self, "verification", "workers", least=0)
+        for name in ("deadline", "batch_deadline"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"verification.{name} is a positive number of seconds, got {getattr(self, name)}."
+                )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,10 @@ from rlvr_jax.objective import Objective
 from rlvr_jax.objective.presets import from_config, to_config
 from rlvr_jax.rollout.tools import Tool
 from rlvr_jax.tasks.base import Task
+from rlvr_jax.tasks.rewards import AnswerReward
+
+LISTED: dict[str, type] = {"tool": Tool, "task": Task, "answer_reward": AnswerReward}
+"""What a config may hold lists of, each by its name in the registry's slot."""
 
 
 def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Config:
@@ -54,10 +58,14 @@ def _plain(value: Any) -> Any:
         return to_config(value)
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
+    if callable(value) and not dataclasses.is_dataclass(
+        value
+    ):  # only Python can make one; its name is for people to read
+        return getattr(value, "__qualname__", type(value).__qualname__)
     if not dataclasses.is_dataclass(value):
         return value
     fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return {"name": value.name, **fields} if isinstance(value, Task | Tool) else fields
+    return {"name": value.name, **fields} if isinstance(value, Task | Tool | AnswerReward) else fields
 
 
 def to_yaml(config: Config) -> str:
@@ -78,10 +86,10 @@ def _section(cls: type, where: str, value: Any) -> Any:
 def _field(hint: Any, where: str, value: Any) -> Any:
     if hint is Task or (hint == Task | None and value is not None):
         return _registered("task", where, value)
-    for slot, kind in (("tool", Tool), ("task", Task)):
+    for slot, kind in LISTED.items():
         if hint == tuple[kind, ...]:
             if not isinstance(value, list | tuple):
-                raise ValueError(f"{where} is a list of {slot}s, got {value!r}.")
+                raise ValueError(f"{where} is a list of {slot.replace('_', ' ')}s, got {value!r}.")
             return tuple(_registered(slot, where, each) for each in value)
     if hint is Objective:
         return from_config(value)

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Samples
-from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 from rlvr_jax.types import Mean, Metrics, Rollout, Stat
 
@@ -58,7 +58,7 @@ class Early:
     def answers(self) -> Answers:
         """In the order of the rows; waits for those that are missing."""
         asked = [self._asked[row] for row in range(len(self._records) * self._size)]
-        return [text for text, _ in asked], tuple(verdict.result() for _, verdict in asked)
+        return [text for text, _ in asked], self._judge.verdicts([verdict for _, verdict in asked])
 
 
 def collect(
@@ -79,6 +79,7 @@ def collect(
         texts = decode(tokenizer, tokens, length)
         answers = texts, verify(task, batch.records, texts)
     completions, verdicts = answers
+    verdicts = tuple(map(of_whole, verdicts, map(bool, samples.truncated)))
     mask = samples.mask.copy()
     broken = ~np.isfinite(np.where(mask > 0, samples.logprob, 0)).all(1)
     reward = np.array([np.nan if v.reward is None else v.reward for v in verdicts], np.float32)
@@ -102,8 +103,37 @@ def collect(
         completions=tuple(completions),
         verdicts=verdicts,
         metrics=_metrics(rollout, samples.stats, verdicts, judged)
+        | _by_kind(task, batch.records, rollout.correct)
         | {"rollout/nonfinite": _share(broken), "rollout/unjudged": _share(~judged)},
     )
+
+
+def of_whole(verdict: Verdict, truncated: bool) -> Verdict:
+    """The verdict on an answer that may have been cut: what was not said yet is neither wrong nor unparsable."""
+    if truncated and verdict.reason in (Reason.WRONG, Reason.UNPARSABLE):
+        return dataclasses.replace(verdict, reason=Reason.TRUNCATED)
+    return verdict
+
+
+def _by_kind(task: Task, records: tuple[dict, ...], correct: np.ndarray) -> dict[str, Mean]:
+    """The share of right answers for each kind of record, where the task tells kinds apart."""
+    kinds = [task.kind(record) for record in records]
+    rows = correct.reshape(len(records), -1)
+    return {
+        f"correct/{kind}": _share(rows[[i for i, each in enumerate(kinds) if each == kind]])
+        for kind in sorted({each for each in kinds if each is not None})
+    }
+
+
+def _by_part(verdicts: tuple[Verdict, ...]) -> dict[str, Mean]:
+    """Each of several rewards, without its weight and with it, over the answers that have it."""
+    parts = [part for verdict in verdicts for part in verdict.parts]
+    found = {}
+    for name in dict.fromkeys(part.name for part in parts):
+        mine = [part for part in parts if part.name == name]
+        found[f"rewards/{name}"] = _share([part.value for part in mine])
+        found[f"rewards/{name}/weighted"] = _share([part.value * part.weight for part in mine])
+    return found
 
 
 def _share(flags: Any) -> Mean:
@@ -116,6 +146,7 @@ def _metrics(
     return {
         "reward/mean": _share(rollout.reward[judged]),
         "reward/correct": _share(rollout.correct),
+        **_by_part(verdicts),
         **{f"verdict/{r.value}": _share([v.reason is r for v in verdicts]) for r in Reason},
         "length/mean": _share(rollout.length),
         "length/truncated": _share(rollout.truncated),

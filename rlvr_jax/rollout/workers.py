@@ -1,9 +1,8 @@
 """Calls in processes that can be killed: a verifier or a tool that never comes back costs its deadline, no more.
 
     with Workers(count=2, deadline=5.0) as workers:
-        judge = Judge(task, workers)
-        verdicts = [judge.submit(record, text) for text in answers]  # the device decodes the next ones meanwhile
-        rewards = [verdict.result().reward for verdict in verdicts]
+        outcomes = [workers.submit(function, argument) for argument in arguments]  # the device decodes meanwhile
+        values = [outcome.result() for outcome in outcomes]  # Done, TimedOut or Failed
 
 Neither a thread nor a signal stops a library that loops in C, so calls run in processes of their own. Those are new
 interpreters and not forks, for JAX's threads do not survive one; nor do they run the parent's script again, as
@@ -15,7 +14,6 @@ import atexit
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import itertools
 import math
 import multiprocessing
@@ -31,8 +29,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import cloudpickle
-
-from rlvr_jax.tasks.base import Reason, Task, Verdict
 
 STARTED = b""
 """What a child sends when it has loaded a call and the clock begins; an outcome is never empty."""
@@ -339,48 +335,16 @@ def _cause(status: int) -> str:
 
 
 def then(future: Future, function: Callable[[Any], Any]) -> Future:
-    """A future of `function(result)`, made in the thread that has the result; `function` must not raise."""
+    """A future of `function(result)`, made in the thread that has the result; `function` must not raise. Cancelling the one
+    cancels the other."""
     after: Future = Future()
-    after.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so that a result always fits
-    future.add_done_callback(lambda done: after.set_result(function(done.result())))
+
+    def settle(done: Future) -> None:
+        if done.cancelled():
+            after.cancel()
+        elif after.set_running_or_notify_cancel():
+            after.set_result(function(done.result()))
+
+    after.add_done_callback(lambda it: it.cancelled() and future.cancel())
+    future.add_done_callback(settle)
     return after
-
-
-class Judge:
-    """Verdicts on answers while others are still decoded. The task travels once to each child.
-
-    Too long is `Reason.TIMEOUT`; a verifier that raised, died, or gave no verdict is `Reason.ERROR`: neither is a wrong
-    answer. Raises: ValueError for a task that cannot be pickled.
-    """
-
-    def __init__(self, task: Task, workers: Workers):
-        self._task, self._workers, self._verify = task, workers, workers.install(task.verify)
-
-    def of(self, task: Task) -> "Judge":
-        """The judge of a task, in the same processes."""
-        return self if task == self._task else Judge(task, self._workers)
-
-    def submit(self, record: dict, completion: str) -> "Future[Verdict]":
-        """A future whose result is a `Verdict`; it never raises on account of the answer."""
-        return then(self._workers.submit(self._verify, record, completion), verdict)
-
-    def said(self, completion: str) -> "Future[str | None]":
-        """A future of what the answer votes for (`Task.answer`); `None` where that cannot be told."""
-        return then(self._workers.submit(self._answer, completion), _text_or_none)
-
-    @functools.cached_property
-    def _answer(self) -> Installed:
-        return self._workers.install(self._task.answer)
-
-
-def verdict(outcome: Outcome) -> Verdict:
-    """What a verifier's call says about an answer."""
-    if isinstance(outcome, TimedOut):
-        return Verdict.of(Reason.TIMEOUT)
-    if isinstance(outcome, Done) and isinstance(outcome.value, Verdict):
-        return outcome.value
-    return Verdict.of(Reason.ERROR)
-
-
-def _text_or_none(outcome: Outcome) -> str | None:
-    return outcome.value if isinstance(outcome, Done) and isinstance(outcome.value, str) else None

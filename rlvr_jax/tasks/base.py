@@ -82,8 +82,18 @@ class Task(abc.ABC):
     def verify(self, record: dict, completion: str) -> Verdict:
         """Judge any text, the empty one included. Never raises on account of the completion."""
 
+    @property
+    def processes(self) -> int:
+        """Worker processes that judge answers where the config names no number: more than 0 for a verifier that may never come
+        back, or that somebody else wrote."""
+        return 0
+
     def check(self) -> None:  # noqa: B027  (most can judge anywhere)
         """Raise where this machine cannot judge the task's answers."""
+
+    def kind(self, record: dict) -> str | None:
+        """Of which kind a record is, where figures are wanted for each kind apart."""
+        return None
 
     def answer(self, completion: str) -> str | None:
         """What a completion answers, for a vote among several: equal answers are equal texts. `None` where it has none, and
@@ -97,6 +107,40 @@ class Task(abc.ABC):
     def demonstration(self, record: dict) -> str | None:
         """A right answer for the supervised warm-up; `None` where the records have none."""
         return None
+
+
+class Around(Task):
+    """A task that changes something of another one, its field `task`, and leaves the rest as it is."""
+
+    task: Task
+
+    def records(self, split: Split) -> Sequence[dict]:
+        return self.task.records(split)
+
+    def prompt(self, record: dict) -> Prompt:
+        return self.task.prompt(record)
+
+    def verify(self, record: dict, completion: str) -> Verdict:
+        return self.task.verify(record, completion)
+
+    @property
+    def processes(self) -> int:
+        return self.task.processes
+
+    def check(self) -> None:
+        self.task.check()
+
+    def kind(self, record: dict) -> str | None:
+        return self.task.kind(record)
+
+    def answer(self, completion: str) -> str | None:
+        return self.task.answer(completion)
+
+    def vocabulary(self) -> tuple[str, ...] | None:
+        return self.task.vocabulary()
+
+    def demonstration(self, record: dict) -> str | None:
+        return self.task.demonstration(record)
 
 
 def check_split(split: str) -> None:

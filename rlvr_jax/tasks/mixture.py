@@ -111,9 +111,16 @@ class Mixture(Task):
     def verify(self, record: dict, completion: str) -> Verdict:
         return self.task_of(record).verify(record["record"], completion)
 
+    @property
+    def processes(self) -> int:
+        return max(task.processes for task in self.tasks)
+
     def check(self) -> None:
         for task in self.tasks:
             task.check()
+
+    def kind(self, record: dict) -> str:
+        return record["task"]
 
     def answer(self, completion: str) -> str | None:
         """As the tasks read it where all of them read alike; a completion alone does not say of which task it is."""

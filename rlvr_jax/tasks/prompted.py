@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.arithmetic import Arithmetic
-from rlvr_jax.tasks.base import Prompt, Split, Task, Verdict
+from rlvr_jax.tasks.base import Around, Prompt, Task
 
 
 @register("task", "prompted")
 @dataclasses.dataclass(frozen=True)
-class Prompted(Task):
+class Prompted(Around):
     """A task whose prompts are opened by a system message, and by `shots` questions with their answers.
 
     The examples are the first training records and their demonstrations, as turns of the user and the assistant; a
@@ -28,9 +27,6 @@ class Prompted(Task):
     def __post_init__(self):
         if self.shots < 0:
             raise ValueError(f"prompted shots={self.shots}: that many examples are shown, 0 or more.")
-
-    def records(self, split: Split) -> Sequence[dict]:
-        return self.task.records(split)
 
     @functools.cached_property
     def _candidates(self) -> tuple[dict, ...]:
@@ -62,21 +58,9 @@ class Prompted(Task):
         ]
         return [*opening, *shown, *turns]
 
-    def verify(self, record: dict, completion: str) -> Verdict:
-        return self.task.verify(record, completion)
-
-    def check(self) -> None:
-        self.task.check()
-
-    def answer(self, completion: str) -> str | None:
-        return self.task.answer(completion)
-
     def vocabulary(self) -> tuple[str, ...] | None:
         words = self.task.vocabulary()
         return None if words is None else tuple(dict.fromkeys((*words, *self.system.split())))
-
-    def demonstration(self, record: dict) -> str | None:
-        return self.task.demonstration(record)
 
 
 def _split_system(prompt: Prompt) -> tuple[str, list[dict[str, str]]]:

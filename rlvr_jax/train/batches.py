@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlvr_jax.rollout.collect import Early, collect
+from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptStream
 from rlvr_jax.rollout.refill import Filled, Groups, Refill
-from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.train.logs import Round
 from rlvr_jax.train.metrics import Phases
 from rlvr_jax.train.program import Program

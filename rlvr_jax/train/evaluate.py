@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,10 @@ from rlvr_jax.analysis.diversity import variance_by_response
 from rlvr_jax.analysis.evaluation import DIVERSE, Answers, Evaluation, by_problem
 from rlvr_jax.config import Config
 from rlvr_jax.rollout.collect import Collected, Early, collect
+from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch, evaluation_batches, fingerprint
 from rlvr_jax.rollout.protocol import Request, Samples
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
-from rlvr_jax.rollout.workers import Judge
 from rlvr_jax.tasks.base import Split, Task
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.rundir import write_whole
@@ -81,8 +81,9 @@ def chunks(program: Program, asked: Asked, have: Mapping[int, int]) -> list[list
     return [shares[i : i + rows] for i in range(0, len(shares), rows)]
 
 
-def answered(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share]) -> list[Answers]:
-    """The answers of a chunk, sampled with the weights that the sampler was given last, and judged.
+def ask(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share]) -> Callable[[], list[Answers]]:
+    """Sample the answers of a chunk with the weights that the sampler was given last; what is returned waits for their
+    verdicts.
 
     What only fills up the request (whole shares of the last one, answers over `samples`) ends after one token.
     """
@@ -101,11 +102,35 @@ def answered(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share
         overrides=_overrides(asked.sampling, wanted),
     )
     samples = program.sampler.sample(request, early.on_row)
-    found = collect(asked.task, program.tokenizer, batch, samples, early.answers())
-    said = [
-        judge.said(text) if counts else None for text, counts in zip(found.completions, wanted, strict=True)
-    ]
-    return _as_answers(program, asked, chunk, samples, found, [s and s.result() for s in said])
+
+    def judged() -> list[Answers]:
+        found = collect(asked.task, program.tokenizer, batch, samples, early.answers())
+        votes = zip(found.completions, wanted, strict=True)
+        said = [judge.said(text) if counts else None for text, counts in votes]
+        return _as_answers(program, asked, chunk, samples, found, [s and s.result() for s in said])
+
+    return judged
+
+
+def in_turn(
+    program: Program,
+    judge: Judge,
+    asked: Asked,
+    todo: Iterable[Sequence[Share]],
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[list[Answers]]:
+    """The answers of one chunk after the other; the last verdicts come in while the next chunk is sampled. Where `stop` says
+    so, nothing more is sampled."""
+    waiting: Callable[[], list[Answers]] | None = None
+    for chunk in todo:
+        if stop():
+            break
+        sampled = ask(program, judge, asked, chunk)
+        if waiting is not None:
+            yield waiting()
+        waiting = sampled
+    if waiting is not None:
+        yield waiting()
 
 
 def evaluate(
@@ -130,8 +155,8 @@ def evaluate(
     program.sampler.push(params, version=0)
     todo = chunks(program, asked, {})
     parts: list[Answers] = []
-    for i, chunk in enumerate(todo):
-        parts += answered(program, judge, asked, chunk)
+    for i, answers in enumerate(in_turn(program, judge, asked, todo)):
+        parts += answers
         progress(i + 1, len(todo))
     return Evaluation.of(by_problem(parts).values(), samples, k)
 
@@ -182,6 +207,7 @@ def _as_answers(
                 problem=int(problem.prompt_id[0]),
                 id=str(problem.records[0].get("id", problem.prompt_id[0])),
                 record=fingerprint(problem.records),
+                kind=asked.task.kind(problem.records[0]),
                 first=share.first,
                 reasons=tuple(found.verdicts[row].reason.value for row in rows),
                 lengths=tuple(int(samples.length[row]) for row in rows),

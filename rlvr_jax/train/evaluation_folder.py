@@ -23,9 +23,9 @@ import yaml
 from rlvr_jax.analysis.evaluation import Answers, Evaluation, by_problem
 from rlvr_jax.analysis.evaluation_plot import plot_evaluation
 from rlvr_jax.configfile import to_plain
+from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch, fingerprint
-from rlvr_jax.rollout.workers import Judge
-from rlvr_jax.train.evaluate import Asked, answered, chunks
+from rlvr_jax.train.evaluate import Asked, chunks, in_turn
 from rlvr_jax.train.metrics import JsonLines, read_rows
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.rundir import differences, write_whole
@@ -123,11 +123,13 @@ def evaluate_into(
     todo = chunks(program, asked, have)
     if todo:
         program.sampler.push(params, version=0)
-    for i, chunk in enumerate(todo):
-        if stop():
-            return None
-        folder.add(answered(program, judge, asked, chunk))
-        progress(i + 1, len(todo))
+    done = 0
+    for answers in in_turn(program, judge, asked, todo, stop):
+        folder.add(answers)
+        done += 1
+        progress(done, len(todo))
+    if done < len(todo):
+        return None
     wanted = (int(problem.prompt_id[0]) for problem in asked.problems)
     return Evaluation.of([folder.answers[problem] for problem in wanted], asked.samples, k)
 

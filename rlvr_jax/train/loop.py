@@ -10,8 +10,8 @@ from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
 from rlvr_jax.models.lora import joined
+from rlvr_jax.rollout.judge import Judge, judging
 from rlvr_jax.rollout.refill import Filled
-from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.train.batches import Batches, batches_of
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
@@ -45,13 +45,15 @@ def fit(config: Config) -> Outcome:
     check_held_out(config)
     check_logging(config)
     warn_about(config)
+    for task in filter(None, (config.task, config.evaluation.task)):
+        task.check()
     run_dir = pathlib.Path(config.run_dir)
     program = assemble(config, num_prompts=len(config.task.records("train")))
     stream = program.stream(config.batch.prompts)
     open_run(run_dir, to_yaml(config), free_keys(config) if was_started(run_dir) else EVERY_KEY)
-    judging = Workers(config.verification.workers, config.verification.deadline)
-    with jax.set_mesh(program.mesh), judging as workers, Checkpoints.of(config) as checkpoints:
-        judge = Judge(config.task, workers)
+    others = (config.evaluation.task,) if config.evaluation.task else ()
+    verified = judging(config.task, **dataclasses.asdict(config.verification), others=others)
+    with jax.set_mesh(program.mesh), verified as judge, Checkpoints.of(config) as checkpoints:
         with StopRequest() as stop, batches_of(program, stream, judge, stop) as batches:
             return Run(program, run_dir, batches, checkpoints, judge, stop).train()
 

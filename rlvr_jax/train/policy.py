@@ -13,8 +13,8 @@ from rlvr_jax.models.export import export, require_empty
 from rlvr_jax.models.lora import joined
 from rlvr_jax.registry import names
 from rlvr_jax.rollout.collect import decode
+from rlvr_jax.rollout.judge import judging
 from rlvr_jax.rollout.prompts import PromptBatch, PromptEncoder
-from rlvr_jax.rollout.workers import Judge, Workers
 from rlvr_jax.sharding import batch_shards, make_mesh
 from rlvr_jax.tasks.base import Split
 from rlvr_jax.train.checkpoint import FOLDER, Checkpoints
@@ -112,6 +112,7 @@ def evaluate_policy(
 ) -> tuple[pathlib.Path, dict[str, Any] | None]:
     """Evaluate a run, a config's start weights or a model on the config's task: the folder of the evaluation, and its
     figures as plain data, None where `stop` ended it early."""
+    config.task.check()
     there = len(config.task.records(wanted.split))
     asks = Evaluation(prompts=wanted.prompts or there, samples=wanted.samples, k=tuple(sorted(wanted.k)))
     if asks.prompts > there:
@@ -121,12 +122,11 @@ def evaluate_policy(
         )
     program, params = open_policy(path, config, wanted.step)
     asked = Asked.of(program, asks.prompts, asks.samples, split=wanted.split)
-    judging = Workers(config.verification.workers, config.verification.deadline)
-    with jax.set_mesh(program.mesh), judging as workers:
+    verified = judging(config.task, **dataclasses.asdict(config.verification))
+    with jax.set_mesh(program.mesh), verified as judge:
         settings = settings_of(program, params, asked, wanted.split)
         folder = wanted.output or evaluation_path(path, settings)
         with EvaluationFolder(folder, settings) as kept:
-            judge = Judge(config.task, workers)
             found = evaluate_into(kept, program, params, judge, asked, asks.k, progress, stop)
             about = {"policy": str(path), "step": _step(path, config, wanted.step)}
             about |= {name: settings[name] for name in ("weights", "task", "split", "seed", "sampling")}

@@ -57,7 +57,7 @@ def samples(rows, length=5, logprob=-1.0, entropy=0.5):
 
 ROWS = [[A, B, EOS], [B, A, C, C, C], [EOS], [D, EOS], [B, EOS], [E, EOS], [F, EOS], [A, PAD, EOS]]
 """Two groups of four, answers to "a" and to "b"."""
-REASONS = ["correct", "wrong", "unparsable", "unparsable", "correct", "timeout", "error", "wrong"]
+REASONS = ["correct", "truncated", "unparsable", "unparsable", "correct", "timeout", "error", "wrong"]
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,10 @@ import threading
 import time
 
 import pytest
+import tiny_task
 
-from rlvr_jax.rollout.workers import CLOSED, Done, Failed, Judge, TimedOut, Workers, then, verdict
+from rlvr_jax.rollout.judge import Judge, judging, verdict
+from rlvr_jax.rollout.workers import CLOSED, Done, Failed, TimedOut, Workers, then
 from rlvr_jax.tasks import Reason, Task, Verdict
 
 DEADLINE = 0.6
@@ -232,7 +234,8 @@ def test_an_interrupt_leaves_no_process_and_no_call_undone(tmp_path):
 
 SCRIPT = """
 import dataclasses, sys
-from rlvr_jax.rollout.workers import Judge, Workers
+from rlvr_jax.rollout.judge import Judge
+from rlvr_jax.rollout.workers import Workers
 from rlvr_jax.tasks.base import Reason, Task, Verdict
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +246,7 @@ class Mine(Task):
 
 print("this script runs")
 workers = Workers(1, 30.0)
-judge = Judge(Mine(), workers)
+judge = Judge(Mine(), workers, batch_deadline=60.0)
 print(*(judge.submit({}, text).result().reason for text in "ab"))
 print(workers.submit(lambda: __import__("os").getpid()).result().value, flush=True)
 if sys.argv[1:]:
@@ -323,7 +326,7 @@ EXPECTED = {
 
 
 def judged(workers, answers, record=None):
-    judge = Judge(Moody(), workers)
+    judge = Judge(Moody(), workers, batch_deadline=60.0)
     return [judge.submit(record or {"answer": 7}, text) for text in answers]
 
 
@@ -341,7 +344,7 @@ def test_after_a_batch_of_endless_verifiers_the_next_is_scored_in_time(workers):
 
 
 def test_the_task_travels_once_to_each_process(workers):
-    judge = Judge(Moody(), workers)
+    judge = Judge(Moody(), workers, batch_deadline=60.0)
     counts = [result(judge.submit({}, "count")).reward for _ in range(40)]
     # Judges of earlier tests sent theirs; what a process has loaded does not grow with the calls.
     assert len(set(counts)) <= 2 and min(counts) >= 1
@@ -378,12 +381,28 @@ def test_without_processes_calls_are_made_at_once_by_who_submits_them():
         inline.submit(abs, 1)
 
 
-def test_a_following_future_has_the_result_and_cannot_be_cancelled():
+def test_a_following_future_has_the_result_and_is_cancelled_with_the_other():
     first = concurrent.futures.Future()
     second = then(first, verdict)
-    assert not second.cancel()
     first.set_result(TimedOut(1.0))
     assert second.result(timeout=0) == Verdict.of(Reason.TIMEOUT)
+    for cancelled in (0, 1):
+        pair = [concurrent.futures.Future()]
+        pair.append(then(pair[0], verdict))
+        assert pair[cancelled].cancel() and all(future.cancelled() for future in pair)
+
+
+def test_a_batch_has_a_deadline_of_its_own():
+    """Of ten answers that are never done with, one is begun and the others are not; the one judged before counts."""
+    with judging(tiny_task.Stuck(), workers=1, deadline=60.0, batch_deadline=1.0) as judge:
+        first = judge.submit({"number": 0}, "e")
+        first.result(timeout=60)
+        asked = [first, *(judge.submit({"number": 0}, "a") for _ in range(10))]
+        start = time.monotonic()
+        found = judge.verdicts(asked)
+        assert time.monotonic() - start < 20  # with the answers' own deadline it would be 600
+        assert [v.reason for v in found] == [Reason.CORRECT, *[Reason.TIMEOUT] * 10]
+        assert [each.cancelled() for each in asked[2:]] == [True] * 9
 
 
 @pytest.mark.parametrize(
