@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlvr_jax.cli import main
-from rlvr_jax.train import evaluation_folder, policy
+from rlvr_jax.train import evaluate, policy
 from rlvr_jax.train.stop import STOPPED
 
 TREE = {
@@ -46,11 +46,11 @@ def done(tmp_path_factory):
         requests.append(args)
         if len(requests) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return evaluation_folder_answered(*args)
+        return ask(*args)
 
-    evaluation_folder_answered = evaluation_folder.answered
+    ask = evaluate.ask
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation_folder, "answered", interrupted)
+        patch.setattr(evaluate, "ask", interrupted)
         patch.setattr(policy, "assemble", functools.cache(policy.assemble))  # compiled once for both starts
         assert run(*words) == (STOPPED, "") and len(requests) == 2
         assert (
@@ -78,7 +78,7 @@ def test_an_evaluation_that_was_stopped_is_finished_by_the_same_command(done):
 
 def test_other_figures_of_the_same_answers_are_a_table_without_sampling(done, monkeypatch):
     config, folder, _ = done
-    monkeypatch.setattr(evaluation_folder, "answered", None)  # nothing is left to ask
+    monkeypatch.setattr(evaluate, "ask", None)  # nothing is left to ask
     status, text = run("eval", config, "--samples", 3, "--prompts", 5, "--k", 2, "--output", folder)
     assert status == 0 and "5 prompts, 3 samples each" in text and "majority@k" in text
     assert f"{config} on maze (test), seed 0: temperature 0.7, top_k 0, top_p 1.0" in text

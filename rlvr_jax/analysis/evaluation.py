@@ -25,7 +25,8 @@ CORRECT = "correct"
 class Answers:
     """Verified answers to one problem, in the order of their samples, the first of which is sample `first`.
 
-    `problem` is the index of the record in its split, `record` a hash of its content. `said` is what each answer votes for,
+    `problem` is the index of the record in its split, `record` a hash of its content, `kind` what the task calls its kind,
+    where it tells them apart. `said` is what each answer votes for,
     `variance` p(1-p) of its tokens by thirds (None where a third is empty), and `tokens` are those of the problem's first
     `DIVERSE` answers, special ones left out.
     """
@@ -33,6 +34,7 @@ class Answers:
     problem: int
     id: str
     record: str
+    kind: str | None
     first: int
     reasons: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -112,23 +114,26 @@ class Evaluation:
             raise ValueError(
                 f"problem {short[0].id} has {short[0].count} answers of {samples}: sample the rest first."
             )
-        right = np.array([sum(each.correct) for each in kept])
         spoke = any(said is not None for each in kept for said in each.said)
         return cls(
             answers=kept,
             samples=samples,
-            rates=tuple(Rate.of(x, pass_at_k(samples, right, x)) for x in sorted(k)),
+            rates=_rates(kept, samples, sorted(k)),
             votes=tuple(_votes(x, kept) for x in sorted(k)) if spoke else None,
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: the figures of all answers, but for their diversity."""
+        """Plain data: the figures of all answers, but for their diversity. `kinds` has pass@k for each kind of problem, and is
+        empty where the task has none."""
         lengths = np.array([each.lengths for each in self.answers])
         return {
             "prompts": len(self.answers),
             "samples": self.samples,
             "pass_at_k": _plain(self.rates),
             "majority_at_k": None if self.votes is None else _plain(self.votes),
+            "kinds": {
+                kind: self._of(kind) for kind in sorted({a.kind for a in self.answers if a.kind is not None})
+            },
             "reasons": dict(sorted(collections.Counter(r for a in self.answers for r in a.reasons).items())),
             "truncated": float(np.mean([each.truncated for each in self.answers])),
             "length": {
@@ -136,6 +141,13 @@ class Evaluation:
                 "p50": float(np.quantile(lengths, 0.5)),
                 "p95": float(np.quantile(lengths, 0.95)),
             },
+        }
+
+    def _of(self, kind: str) -> dict[str, Any]:
+        mine = [each for each in self.answers if each.kind == kind]
+        return {
+            "prompts": len(mine),
+            "pass_at_k": _plain(_rates(mine, self.samples, [r.k for r in self.rates])),
         }
 
     def diversity(self) -> dict[str, Any]:
@@ -147,6 +159,11 @@ class Evaluation:
             "self_bleu": _mean(self_bleu(a.tokens) for a in self.answers),
             "bernoulli_variance": [_mean(column) for column in thirds.T],
         }
+
+
+def _rates(answers: Iterable[Answers], samples: int, k: Iterable[int]) -> tuple[Rate, ...]:
+    right = np.array([sum(each.correct) for each in answers])
+    return tuple(Rate.of(x, pass_at_k(samples, right, x)) for x in k)
 
 
 def _votes(k: int, answers: Iterable[Answers]) -> Rate:

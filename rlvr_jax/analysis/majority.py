@@ -42,7 +42,7 @@ def _wins(size: int, others: "collections.Counter[int]", n: int, k: int) -> floa
 
     where s counts ties: int s^j ds = 1/(j+1) is the share of a tie among j others. Gauss-Legendre nodes integrate the
     polynomial in s exactly, and the (n+1)-point Fourier transform gives the coefficient exactly. No term is negative, so
-    nothing cancels but the transform's roundings, of 1e-15.
+    nothing cancels but the transform's roundings, some 1e-14 for a thousand answers.
     """
     p = k / n
     z = np.exp(2j * np.pi * np.arange(n + 1) / (n + 1))

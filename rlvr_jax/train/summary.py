@@ -76,6 +76,7 @@ def evaluation_lines(found: dict[str, Any]) -> list[str]:
     length, differ = found["length"], found["diversity"]
     return [
         f"{found['policy']}{at} on {found['task']['name']} ({found['split']}), seed {found['seed']}: {drawn}",
+        *(f"{kind} ({of['prompts']}): {_rates(of['pass_at_k'])}" for kind, of in found["kinds"].items()),
         f"verdicts: {reasons}; cut at the limit: {found['truncated']:.1%}",
         f"tokens: mean {length['mean']:.1f}, median {length['p50']:.0f}, 95 % below {length['p95']:.0f}",
         f"first {differ['answers']} answers to a prompt: distinct-2 {_known(differ['distinct_2'])}, Self-BLEU "
@@ -93,6 +94,10 @@ def comparison_table(found: dict[str, Any]) -> Table:
         between = f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
         table.add_row(k, f"{row['first']:.3f}", f"{row['second']:.3f}", between, f"{row['p_value']:.4f}")
     return table
+
+
+def _rates(rates: dict[str, dict[str, float]]) -> str:
+    return ", ".join(f"pass@{k} {_rate(rate)}" for k, rate in rates.items())
 
 
 def _known(value: float | None) -> str:

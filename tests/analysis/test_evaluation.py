@@ -25,6 +25,7 @@ def answers(problem, seed, samples=SAMPLES, first=0):
         problem=problem,
         id=f"p-{problem}",
         record=f"r{problem}",
+        kind={1: "odd", 2: None}.get(problem % 3, "even"),
         first=first,
         reasons=tuple(map(str, reasons)),
         lengths=tuple(map(int, length)),
@@ -59,6 +60,15 @@ def test_every_figure_is_one_of_the_answers():
     assert plain["length"] == pytest.approx(
         {"mean": np.mean(lengths), "p50": np.median(lengths), "p95": np.percentile(lengths, 95)}
     )
+
+
+def test_each_kind_has_its_rates():
+    plain = Evaluation.of(PROBLEMS, SAMPLES, (1, 8)).as_json()["kinds"]
+    for kind, members in (("even", (0, 3, 6)), ("odd", (1, 4))):  # 2 and 5 are of no kind
+        alone = Evaluation.of([PROBLEMS[i] for i in members], SAMPLES, (1, 8)).as_json()
+        assert plain[kind] == {"prompts": len(members), "pass_at_k": alone["pass_at_k"]}
+    assert list(plain) == ["even", "odd"]
+    assert Evaluation.of([PROBLEMS[2]], SAMPLES, (1,)).as_json()["kinds"] == {}
 
 
 def test_diversity_is_that_of_the_first_answers():

@@ -14,9 +14,11 @@ from rlvr_jax.analysis.evaluation import Answers, Evaluation
 from rlvr_jax.config import HeldOutSampling
 from rlvr_jax.configfile import parse
 from rlvr_jax.rollout.collect import decode
+from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import evaluation_batches
-from rlvr_jax.rollout.workers import Judge, Workers
+from rlvr_jax.rollout.workers import Workers
 from rlvr_jax.tasks import Reason, Verdict
+from rlvr_jax.train import evaluate as evaluate_module
 from rlvr_jax.train.evaluate import (
     EVALUATION_SEED_OFFSET,
     Asked,
@@ -61,7 +63,7 @@ def pairs():
 
 def run(program, params, **fields):
     with jax.set_mesh(program.mesh), Workers(0, 1.0) as workers:
-        judge = Judge(program.config.task, workers)
+        judge = Judge(program.config.task, workers, batch_deadline=60.0)
         return evaluate(
             program, params, judge, **{"prompts": PROMPTS, "samples": SAMPLES, "k": (1, 2, 4), **fields}
         )
@@ -93,7 +95,11 @@ def answers(pairs):
             program.sampler.push(params, version=0)
             found = program.sample_batch(batch, step=0, seed=EVALUATION_SEED_OFFSET)
         texts = decode(program.tokenizer, found.tokens, found.length)
-        verdicts.append([task.verify(record, text) for text in texts])
+        mine = [task.verify(record, text) for text in texts]
+        cut = Verdict.of(Reason.TRUNCATED)  # neither wrong nor unparsable: it was not done
+        verdicts.append(
+            [cut if c and not v.correct else v for v, c in zip(mine, found.truncated, strict=True)]
+        )
         lengths.append(found.length)
         said.append(texts)
     return np.array(verdicts, object), np.array(lengths), said
@@ -212,6 +218,21 @@ def test_progress_counts_rounds(pairs):
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+def test_answers_are_judged_while_the_next_ones_are_sampled(pairs, monkeypatch):
+    events, ask = [], evaluate_module.ask
+
+    def noted(*args):
+        number = sum("ask" in event for event in events)
+        events.append(f"ask {number}")
+        judged = ask(*args)
+        return lambda: events.append(f"judged {number}") or judged()
+
+    monkeypatch.setattr(evaluate_module, "ask", noted)
+    run(*pairs)
+    turns = ["ask 1", "judged 0", "ask 2", "judged 1", "ask 3", "judged 2"]
+    assert events == ["ask 0", *turns, "judged 3"]
+
+
 def answers_of(problem, correct, said=None, first=0):
     """Answers of one token each."""
     n = len(correct)
@@ -219,6 +240,7 @@ def answers_of(problem, correct, said=None, first=0):
         problem=problem,
         id=f"p{problem}",
         record=f"r{problem}",
+        kind=None,
         first=first,
         reasons=tuple("correct" if right else "wrong" for right in correct),
         lengths=(1,) * n,
@@ -319,7 +341,7 @@ def evaluated(pairs, path, *, samples=SAMPLES, prompts=PROMPTS, requests=None, t
     settings = settings_of(program, pairs[1], asked, "test")
     left = iter(range(requests if requests is not None else 1000))
     with jax.set_mesh(program.mesh), Workers(0, 1.0) as workers, EvaluationFolder(path, settings) as folder:
-        judge = Judge(asked.task, workers)
+        judge = Judge(asked.task, workers, batch_deadline=60.0)
         stop = lambda: next(left, None) is None  # noqa: E731
         found = evaluate_into(folder, program, pairs[1], judge, asked, (1, samples), stop=stop)
         if found is not None:

@@ -22,6 +22,7 @@ def share(problem, first=0):
         problem=problem,
         id=f"p{problem}",
         record=f"r{problem}",
+        kind=None,
         first=first,
         reasons=("correct", "wrong"),
         lengths=(3, 1),
