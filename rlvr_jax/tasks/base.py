@@ -88,6 +88,9 @@ class Task(abc.ABC):
         back, or that somebody else wrote."""
         return 0
 
+    def prepare(self) -> None:  # noqa: B027  (most have nothing to load)
+        """Load what `verify` needs, once: a worker process calls this before the time of a verdict begins."""
+
     def check(self) -> None:  # noqa: B027  (most can judge anywhere)
         """Raise where this machine cannot judge the task's answers."""
 
@@ -126,6 +129,9 @@ class Around(Task):
     @property
     def processes(self) -> int:
         return self.task.processes
+
+    def prepare(self) -> None:
+        self.task.prepare()
 
     def check(self) -> None:
         self.task.check()

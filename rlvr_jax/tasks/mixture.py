@@ -115,6 +115,10 @@ class Mixture(Task):
     def processes(self) -> int:
         return max(task.processes for task in self.tasks)
 
+    def prepare(self) -> None:
+        for task in self.tasks:
+            task.prepare()
+
     def check(self) -> None:
         for task in self.tasks:
             task.check()

@@ -202,6 +202,10 @@ class ReasoningGym(Task):
         """Import the package before the clock of a worker runs."""
         self._generator()
 
+    @property
+    def processes(self) -> int:
+        return 1  # its scorers are not ours
+
     def check(self) -> None:
         """Raises ModuleNotFoundError without the package, ValueError for what it does not know."""
         self._generator()

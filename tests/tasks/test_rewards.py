@@ -15,6 +15,8 @@ from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Samples
 from rlvr_jax.tasks import Reason, Verdict
 from rlvr_jax.tasks.arithmetic import Arithmetic
+from rlvr_jax.tasks.mixture import Mixture
+from rlvr_jax.tasks.prompted import Prompted
 from rlvr_jax.tasks.rewards import Custom, Format, OfTask, Repetition, Rewarded
 
 RECORD = {"id": "1-plus-2", "a": 1, "operation": "plus", "b": 2, "answer": "3"}
@@ -203,3 +205,18 @@ def test_kinds_have_figures_of_their_own():
 
     metrics = collected(ByOperation(), ["3", "4", "3", "4"]).metrics
     assert metrics["correct/plus"].value() == 0.5 and metrics["correct/plus"].count == 4
+
+
+def test_what_a_task_loads_is_loaded_before_the_clock_of_a_verdict_runs(tmp_path):
+    """Through whatever is around it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Heavy(Arithmetic):
+        def prepare(self):
+            (tmp_path / "loaded").touch()
+
+    task = Rewarded(Prompted(Mixture((Heavy(),))), (OfTask(),))
+    record = {"id": "arithmetic/1", "task": "arithmetic", "record": RECORD}
+    with judging(task, workers=1) as judge:
+        assert judge.verdicts([judge.submit(record, "3")])[0].correct
+    assert (tmp_path / "loaded").exists()
