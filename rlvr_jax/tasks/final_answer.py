@@ -24,6 +24,7 @@ def after_hashes(text: str) -> str | None:
 # ----------------------------------------------------------------------------------------------------------------- boxes
 
 _BRACE = re.compile(r"(\\{1,2}f?box(?:ed)?\s*\{)|\\[\\{}]|[{}]")
+_BARE_BOX = re.compile(r"\\boxed\s*(-?[0-9][0-9.,]*[0-9]|-?[0-9])")
 _JOINT = re.compile(
     r"(?:[ \t$,;&.]|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|\band\b|\bor\b"
     r"|\b[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)*"
@@ -55,11 +56,12 @@ MOST_BOXES = 32
 def boxed(text: str) -> tuple[int, str] | None:
     r"""The last box, with those that are listed right before it: \boxed{1} and \boxed{2} say "1, 2".
 
-    With it, where it ends. `None` without a box.
+    With it, where it ends. A box without braces holds a number. `None` without a box.
     """
     found = boxes(text)
     if not found:
-        return None
+        bare = list(_BARE_BOX.finditer(text))
+        return (bare[-1].end(), bare[-1][1]) if bare else None
     contents = [found[-1][2]]
     for (_, end, content), (start, *_) in zip(found[-2::-1], found[:0:-1], strict=False):
         if not (0 <= start - end <= LONGEST_JOINT and _JOINT.fullmatch(text, end, start)):
@@ -157,7 +159,7 @@ def value_of(said: str) -> str | None:
     said = said.strip()
     prose = words(said)
     if len(said) <= LONGEST_ALONE and (
-        not prose or (len(prose) == 1 and re.search(prose[0] + r"\W*$", said))
+        not prose or (len(prose) == 1 and re.search(prose[0] + r"[^\w)]*$", said))
     ):
         return said
     return last_value(said)

@@ -74,23 +74,32 @@ _RULES = [
         (r"\^\s*\{?\s*\\circ\s*\}?|\\(?:degree|deg)s?(?![A-Za-z])", " "),
         (r"\\overline\s*\{([A-Z]{2,})\}", r"\1"),  # a segment; of a number with z it is the conjugate
         (r"(?<!\\)\{\s+", "{"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"\\mathbb\s*\{?\s*R\s*\}?", r"(-\\infty, \\infty)"),
+        (r"\\dot\s*\{?([0-9])\}?", r"\\overline{\1}"),
+        (r"\s*(?:\\pmod\s*\{?\w+\}?|\(?\s*\\(?:text|mathrm)\s*\{\s*\(?\s*mod\s*\}\s*\w+\s*\)?)\s*$", ""),
+        (
+            r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})(?![A-Za-z0-9])",
+            r"\1 \\times 10^{\2}",
+        ),
+        # {x | x > 3}
+        (r"^\s*\\\{\s*[a-z](?:\s*\\in\s*\(-\\infty, \\infty\))?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),
         (r"(?<=_)\s*\{\s*\\([A-Za-z]+)\s*\}", r"{\1}"),  # an index, whatever its sign
         (r"\+\s*\\infty", r"\\infty "),
         (r"(?<![A-Za-z\\])inf(?:ini)?ty(?![A-Za-z])", r"\\infty "),
         (r"(?<![0-9])\.(?=[0-9])", "0."),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
-        (
-            r"(?<![\^_A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)\s*\(",
-            r"\1 \\cdot (",
-        ),  # which the parser would read as a mixed number
+        # 2(3), which the parser would read as a mixed number
+        (r"(?<![\^_A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)\s*\(", r"\1 \\cdot ("),
         (r"(?<![0-9/^_.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
     )
 ]
 _IN_MATRIX = re.compile(r"matrix|array|cases")
 _UNIT = re.compile(
-    r"(?<=[0-9})])\s*(?:"
-    + _WORDED
-    + r"|(?<=[0-9\s])(?!(?:percent(?:age)?|pct|sqrt|pi|e|sin|cos|tan|log|ln|mod|i)\b)"
+    r"(?:(?<=[0-9})])|(?<=\\pi)|(?<=\\pi ))\s*(?:" + _WORDED + r"(?:\s*/\s*" + _WORDED + r")?"
+    r"|(?<=[0-9\s])(?!(?:percent(?:age)?|pct|sqrt|pi|e|sin|cos|tan|log|ln|mod|i)\b)"
     r"[a-zA-Z]{2,}(?:\s+[a-z]+|/[a-z]+)*)\s*\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 """Words after a value, with an exponent: 5 \\text{ cm}^2, 18 dollars per hour. One letter by itself is a variable."""
@@ -125,7 +134,7 @@ def plain(latex: str) -> str:
     text = re.sub(_WORDED, lambda found: f" {found[1]} " if re.search("[0-9]", found[1]) else found[0], text)
     text = _UNIT.sub("", text)
     text = re.sub(_WORDED, lambda found: f" {found[1]} " if len(found[1]) > 1 else found[1], text)
-    return re.sub(r"\s+", " ", text).strip(" ,;.:")
+    return re.sub(r"\s+", " ", _listed(text)).strip(" ,;.:")
 
 
 def _repeating(found: re.Match) -> str:
