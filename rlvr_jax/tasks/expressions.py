@@ -127,7 +127,7 @@ def _magnitude(value: Any) -> float:
     elif isinstance(value, sympy.Mul):
         size = sum(parts)
     elif isinstance(value, sympy.Pow):
-        size = 10 ** min(parts[1], 9.0) * max(abs(parts[0]), 0.5 if value.base.is_number else 1.3)
+        size = 10 ** min(parts[1], 9.0) * max(abs(parts[0]), _digits(value.base))
     elif isinstance(value, sympy.exp):
         size = 10 ** min(parts[0], 9.0)
     elif isinstance(value, sympy.factorial | sympy.gamma):
@@ -143,6 +143,13 @@ def _magnitude(value: Any) -> float:
         if at.is_Float and at:
             size = 0.30103 * (at._mpf_[2] + at._mpf_[3])
     return size
+
+
+def _digits(base: Any) -> float:
+    """log10 of what a power of a base grows by at the least, in its value or in numerator or denominator."""
+    if base.is_Rational:
+        return max(math.log10(abs(base.p) or 1), math.log10(base.q), 0.1)
+    return 0.5 if base.is_number else 1.3
 
 
 def verify(gold: Any, value: Any) -> bool:

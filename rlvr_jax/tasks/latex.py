@@ -55,7 +55,7 @@ _RULES = [
         (r"\\f?box(?:ed)?(?=\s*\{)", ""),
         (r"(?<!\\)\\[()\[\]]|\\?\$|\\?&(?=\s*=)", " "),
         (r"\\(?:quad|qquad)(?=[a-z]_)|\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:> ]", " "),
-        (r"\\(?:hspace|vspace|phantom)\s*\{[^{}]*\}", " "),
+        (r"\\(?:hspace|vspace|phantom)\s*(?:\{[^{}]*\}|-)", " "),
         (r"\\(leq?|geq?)(?:slant)?([a-z])?(?![A-Za-z])", r"\\\1 \2"),  # also \lex, a forgotten space
         (r"\\leq(?![A-Za-z])|<=", r"\\le "),
         (r"\\geq(?![A-Za-z])|>=", r"\\ge "),
@@ -66,6 +66,8 @@ _RULES = [
         (r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])(?![A-Za-z])", r"\\frac{\1}{\2}"),
         (r"\\frac\s*([0-9A-Za-z])\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"\\frac\s*(\\[A-Za-z]+)\s*([0-9A-Za-z])(?![A-Za-z])", r"\\frac{\1}{\2}"),
+        (r"^\s*\\approx(?![A-Za-z])", ""),
         (r"\\sqrt\s*\{\s*\}", r"\\sqrt"),
         (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
         (r"(?:\\sqrt|(?<![A-Za-z\\])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),

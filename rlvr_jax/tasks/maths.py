@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
-from rlvr_jax.tasks.final_answer import boxed, final_answer
+from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, final_answer
 from rlvr_jax.tasks.latex import canonical
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.splits import read_split
@@ -66,8 +66,10 @@ class Math(Task):
 
     def verify(self, record: dict, completion: str) -> Verdict:
         try:
-            gold = final_answer(record["answer"]) or record["answer"]
-            reason = judged(gold, final_answer(completion), record.get("tolerance", ()))
+            gold, found = record["answer"], final_answer(completion)
+            if found and canonical(found) == canonical(gold[:LONGEST_ANSWER]):
+                return Verdict.of(Reason.CORRECT)
+            reason = judged(final_answer(gold) or gold, found, record.get("tolerance", ()))
         except UnreadableReference:
             return Verdict(None, False, Reason.ERROR)
         except Exception:  # what the libraries raise on a model's text is their fault, not the answer's
