@@ -107,7 +107,7 @@ def words(text: str) -> list[str]:
 
 
 def stated(text: str, final_from: int = 0) -> str | None:
-    """What the last "the answer is ..." says; before the place `final_from` it has to say "final answer".
+    """What the last "the answer is ..." says, or from a place `final_from` on, the last "the final answer is ...".
 
     `None` where no sentence says so.
     """

@@ -12,6 +12,7 @@ from rlvr_jax.tasks.base import Part, Reason, Split, Task, Verdict
 from rlvr_jax.tasks.final_answer import boxed, spoken
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.splits import SAMPLES, read_split
+from rlvr_jax.tasks.tags import last_answer
 
 SAMPLE_CORPUS = str(SAMPLES / "question_answering" / "corpus.jsonl")
 """The documents that the sample's questions are about: for the `corpus` of the tool "search"."""
@@ -53,10 +54,11 @@ def final_words(text: str) -> str | None:
 
     What tools gave, between <result> and </result>, is taken out before. `None` where the reasoning has no end.
     """
-    said = spoken(_RESULT.sub(" ", text))
+    own = _RESULT.sub(" ", text)
+    said = spoken(own)
     if said is None:
         return None
-    box = None if "</answer>" in text else boxed(said)
+    box = None if last_answer(own) else boxed(said)
     return (box[1] if box else said).strip()
 
 
