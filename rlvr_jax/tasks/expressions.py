@@ -88,6 +88,11 @@ def read(text: str) -> Any:
     return value if is_bounded(value) else None
 
 
+def load() -> None:
+    """Import what reads, which takes seconds, and let it read once."""
+    read("(x+1)^2")
+
+
 def is_bounded(value: Any) -> bool:
     """Whether a value is sure to be computed in no time: few terms, and numbers of up to 2000 digits."""
     sympy = sympy_module()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.answers import last_number
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
+from rlvr_jax.tasks.expressions import load
 from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, spoken
 from rlvr_jax.tasks.latex import canonical, number, plain, written
 from rlvr_jax.tasks.records import RecordError, converted
@@ -94,6 +95,10 @@ class GSM8K(Task):
     @property
     def processes(self) -> int:
         return 2
+
+    def prepare(self) -> None:
+        """Load the verifier, before the clock of a worker's first verdict runs."""
+        load()
 
     def answer(self, completion: str) -> str | None:
         found = final_number(completion)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
+from rlvr_jax.tasks.expressions import load
 from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, final_answer
 from rlvr_jax.tasks.latex import canonical
 from rlvr_jax.tasks.records import RecordError, converted
@@ -79,6 +80,10 @@ class Math(Task):
     @property
     def processes(self) -> int:
         return 2
+
+    def prepare(self) -> None:
+        """Load the verifier, before the clock of a worker's first verdict runs."""
+        load()
 
     def kind(self, record: dict) -> str | None:
         return record.get("subject")

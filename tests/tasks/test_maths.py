@@ -6,6 +6,7 @@ import time
 import pytest
 
 from rlvr_jax import registry
+from rlvr_jax.rollout.workers import Prepares
 from rlvr_jax.tasks import Reason
 from rlvr_jax.tasks.expressions import LARGEST_POWER_OF_TEN, is_bounded, read
 from rlvr_jax.tasks.final_answer import after_hashes, after_reasoning, boxed, final_answer
@@ -439,6 +440,14 @@ def test_the_sample_and_the_prompt():
     ]
     assert task.answer(r"So \boxed{\frac{4}{2}}.") == "2" and task.answer("none at all, I fear") is None
     assert task.demonstration({"answer": "2", "solution": "It is 1+1."}) == "It is 1+1.\n\\boxed{2}"
+
+
+@pytest.mark.parametrize("name", ["math", "gsm8k"])
+def test_a_worker_loads_the_verifier_before_its_clock_runs(name):
+    task = registry.build("task", name)
+    assert isinstance(task, Prepares) and task.processes > 0
+    task.prepare()
+    assert read.cache_info().currsize > 0
 
 
 def write(folder, *lines):
