@@ -2,7 +2,7 @@
 
 What an answer says about itself counts for nothing. Its program runs in one sandbox (`sandbox.py`), the tests in another,
 and between the two goes text alone: the tests send a call's arguments, the program sends a value, as JSON. The tests read that
-into plain values of Python (`sandboxed.decode`), so the `==` that decides is that of `int`, `list` and so on, and of nothing
+into plain values of Python (`code_inside.decode`), so the `==` that decides is that of `int`, `list` and so on, and of nothing
 that the program made. Expected values never leave the tests' sandbox, and only a byte that the tests send after the last of
 them, over a pipe that the program does not have, makes an answer right. So a program that exits early, patches `==`,
 `assert` or modules, searches memory, frames or descriptors, prints or writes what it likes, or goes on in the background has
@@ -27,12 +27,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlvr_jax.registry import register
+from rlvr_jax.tasks import code_inside
 from rlvr_jax.tasks.base import Prompt, Reason, Split, Task, Verdict
+from rlvr_jax.tasks.code_inside import FAILED, GONE, PASSED, READY
 from rlvr_jax.tasks.code_records import read_record
 from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.records import converted
 from rlvr_jax.tasks.sandbox import TIME_STATUS, Limits, SandboxError, ended, require_sandbox, start
-from rlvr_jax.tasks.sandboxed import FAILED, GONE, PASSED, READY
 from rlvr_jax.tasks.sources import read_records
 
 SAMPLE = pathlib.Path(__file__).parent / "data" / "code"
@@ -80,32 +81,41 @@ def run_tests(record: dict, program: str, limits: Limits) -> Reason:
 
     Raises: SandboxError where the tests do not begin: no sandbox, a solution that fails on its own inputs.
     """
-    fields = ("names", "setup", "tests", "inputs", "atol", "zero")
-    job = json.dumps({field: record[field] for field in fields})
+    job = json.dumps({field: record[field] for field in ("names", "tests", "inputs", "atol", "zero")})
+    twice = dataclasses.replace(limits, memory=2 * limits.memory)
     with contextlib.ExitStack() as ours:
-        with (
-            contextlib.ExitStack() as theirs
-        ):  # closed here once they are started: an end of file says that they are gone
+        # Theirs are closed here once both are started: the end of a pipe says that the other has ended.
+        with contextlib.ExitStack() as theirs:
             said, says = _pipe(ours, theirs)
             calls_out, calls_in = _pipe(theirs, theirs)
             answers_out, answers_in = _pipe(theirs, theirs)
-            answer = start("answer", {"/program.py": program}, limits, (calls_out, answers_in))
-            ours.enter_context(ended(answer))
-            twice = dataclasses.replace(limits, memory=2 * limits.memory)
-            tests = start("tests", {"/job.json": job}, twice, (says, calls_in, answers_out))
-            ours.enter_context(ended(tests))
+            files = {"/program.py": program}
+            answer = ours.enter_context(_inside("answer", files, limits, calls_out, answers_in))
+            files = {"/setup.py": record["setup"], "/job.json": job}
+            tests = ours.enter_context(_inside("tests", files, twice, says, calls_in, answers_out))
         if _byte(said, limits.seconds) != READY:
             raise SandboxError(f"the tests of {record['id']} did not begin within {limits.seconds:g} s.")
         verdict = _byte(said, limits.seconds)
-        if verdict == PASSED:
-            return Reason.CORRECT
-        if verdict == FAILED:
-            return Reason.WRONG
+        if verdict in (PASSED, FAILED, None):
+            return {PASSED: Reason.CORRECT, FAILED: Reason.WRONG, None: Reason.TIMEOUT}[verdict]
         # The program is gone, or what it sent was too much for the tests. How is in the status of that process.
         died = answer if verdict == GONE else tests
         with contextlib.suppress(subprocess.TimeoutExpired):
             died.wait(DYING_SECONDS)
-        return Reason.TIMEOUT if verdict is None or died.returncode in TIME_STATUS else Reason.WRONG
+        return Reason.TIMEOUT if died.returncode in TIME_STATUS else Reason.WRONG
+
+
+@functools.cache
+def _script() -> str:
+    return pathlib.Path(code_inside.__file__).read_text("utf-8")
+
+
+def _inside(role: str, files: dict[str, str], limits: Limits, *descriptors: int):
+    """`code_inside.py ROLE` in a sandbox, until the block is left."""
+    arguments = (role, *map(str, descriptors))
+    return ended(
+        start("/code_inside.py", files | {"/code_inside.py": _script()}, limits, -1, arguments, descriptors)
+    )
 
 
 def _pipe(readers: contextlib.ExitStack, writers: contextlib.ExitStack) -> tuple[int, int]:

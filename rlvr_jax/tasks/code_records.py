@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlvr_jax.tasks.base import Split
+from rlvr_jax.tasks.code_inside import encode
 from rlvr_jax.tasks.records import RecordError
-from rlvr_jax.tasks.sandboxed import encode
 
 FORMS = {
     "test": ("entry_point", "test"),
@@ -35,7 +35,7 @@ def read_record(split: Split, index: int, where: str, line: dict[str, Any]) -> d
         head                       the code that a bare completion continues; "" where there is none
         names                      what the answer has to define, the function that is asked for first
         setup, tests               source that the tests need, and the tests
-        inputs, atol, zero         lists of arguments, encoded; absolute tolerance of floats; see `sandboxed.tests`
+        inputs, atol, zero         lists of arguments, encoded; absolute tolerance of floats; see `code_inside.tests`
         solution                   source of a right answer, without the head; "" where the line has none
 
     Raises: RecordError for a line of no known form, and for tests that are not Python or test nothing.

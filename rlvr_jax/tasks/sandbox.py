@@ -30,10 +30,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 INSIDE = pathlib.Path(__file__).with_name("sandboxed.py")
-"""What Python runs inside; it sets the limits before it reads the program."""
+"""What Python runs inside: it sets the limits before it becomes the program."""
 STDERR_TAIL = 4096
 """Bytes kept of the errors."""
 TIME_STATUS = (128 + 24, 128 + 9)
@@ -202,15 +202,18 @@ def _memory_file(stack: contextlib.ExitStack, content: bytes) -> int:
 
 
 def start(
-    mode: str,
+    script: str,
     files: Mapping[str, str],
     limits: Limits,
+    ready: int = -1,
+    arguments: Sequence[str] = (),
     descriptors: Sequence[int] = (),
     stdin: str = "",
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """`sandboxed.py MODE` in a sandbox of its own, which sees `files` (path to text) and has the descriptors.
+    """A script, one of the `files` (path to text), as Python's main program in a sandbox of its own, with these arguments and
+    descriptors. One byte comes out of `ready` before it begins.
 
     Who starts it has to `kill` the process and wait for it: its end is that of everything inside. The thread that starts
     it has to live so long too.
@@ -238,21 +241,16 @@ def start(
         # Equal hashes make equal verdicts; one arena keeps threads from reserving address space.
         command += ["--setenv", "PYTHONHASHSEED", "0", "--setenv", "MALLOC_ARENA_MAX", "1"]
         command += ["--setenv", "PYTHONIOENCODING", "utf-8", "--setenv", "HOME", "/tmp"]
-        numbers = [
-            limits.memory,
-            limits.disk,
-            limits.threads,
-            math.ceil(limits.seconds),
-            random.SystemRandom().randrange(20_000, 60_000),
-            *descriptors,
-        ]
-        command += [str(_interpreter()), "-PsSB", f"/{INSIDE.name}", mode, *map(str, numbers)]
+        seconds, uid = math.ceil(limits.seconds), random.SystemRandom().randrange(20_000, 60_000)
+        numbers = [limits.memory, limits.disk, limits.threads, seconds, uid, ready]
+        command += [str(_interpreter()), "-PsSB", f"/{INSIDE.name}", script, *map(str, numbers), *arguments]
+        given = [*descriptors, *([ready] if ready >= 0 else [])]
         return subprocess.Popen(
             command,
             stdin=_memory_file(stack, stdin.encode("utf-8", "replace")),
             stdout=stdout,
             stderr=stderr,
-            pass_fds=(seccomp, *data.values(), *descriptors),
+            pass_fds=(seccomp, *data.values(), *given),
         )
 
 
@@ -269,13 +267,13 @@ def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # 
     with open(ready, "rb", buffering=0) as started:
         try:
             process = start(
-                "program",
+                "/program.py",
                 {"/program.py": program},
                 limits,
-                (theirs,),
-                stdin,
-                subprocess.PIPE,
-                subprocess.PIPE,
+                ready=theirs,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
         finally:
             os.close(theirs)
@@ -299,7 +297,7 @@ def _said(stderr: bytes) -> str:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]):
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """Kills a sandbox and all in it when the block is left, and gives back its pipes."""
     try:
         yield process

@@ -14,10 +14,10 @@ from rlvr_jax import registry
 from rlvr_jax.tasks import code, sandbox
 from rlvr_jax.tasks.base import Reason
 from rlvr_jax.tasks.code import Code, extract, fenced
+from rlvr_jax.tasks.code_inside import Opaque, agree, decode, encode
 from rlvr_jax.tasks.code_records import shaped
 from rlvr_jax.tasks.programs import Programs, same_output
 from rlvr_jax.tasks.records import RecordError
-from rlvr_jax.tasks.sandboxed import Opaque, agree, decode, encode
 
 DOUBLE = {
     "id": "double",
