@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from rlvr_jax.config import Config, Optimizer
 from rlvr_jax.objective import preset
 from rlvr_jax.rollout.prompts import PromptBatch
-from rlvr_jax.train.optimizer import make_optimizer
+from rlvr_jax.sharding import replicated
+from rlvr_jax.train.optimizer import like_params, make_optimizer
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_update
 from rlvr_jax.types import BatchSpec, Rollout, Stats
@@ -57,6 +59,14 @@ def demonstrations(config: Config, program: Program, batch: PromptBatch) -> Roll
     )
 
 
+def _shardings(program: Program, tx: optax.GradientTransformation, nothing: Any) -> TrainState:
+    """Where the state of the warm-up lies: each moment beside its parameter."""
+    params = jax.tree.map(lambda x: x.sharding, program.abstract.params)
+    opt = jax.eval_shape(tx.init, program.abstract.params)
+    placed = like_params(opt, program.abstract.params, params, program.mesh)
+    return TrainState(params=params, opt=placed, objective=nothing, step=program.abstract.step.sharding)
+
+
 def warm_up(
     program: Program,
     state: TrainState,
@@ -74,11 +84,15 @@ def warm_up(
     spec = BatchSpec(groups=warm.batch, group_size=1, length=config.sampling.max_new_tokens, num_prompts=1)
     tx = make_optimizer(dataclasses.replace(Optimizer(), beta2=0.95), warm.learning_rate)
     forward = Forward(program.forward.graphdef, 1.0, config.model.vocab_chunk)
-    update = jit_update(make_update(objective, forward, tx, spec, 1, 1))
-    credit = jax.jit(make_credit(objective, spec))
     nothing = objective.init(spec)
+    laid_out = _shardings(program, tx, nothing)
+    update = jit_update(
+        make_update(objective, forward, tx, spec, 1, 1), out_shardings=(laid_out, replicated(program.mesh))
+    )
+    credit = jax.jit(make_credit(objective, spec))
     stream = program.stream(warm.batch)
-    state = dataclasses.replace(state, opt=jax.jit(tx.init)(state.params), objective=nothing)
+    opt = jax.jit(tx.init, out_shardings=laid_out.opt)(state.params)
+    state = dataclasses.replace(state, opt=opt, objective=nothing)
     for step in range(1, warm.steps + 1):
         rollout = program.rows(demonstrations(config, program, next(stream)))
         given, _, _ = credit(rollout, Stats(values={}), nothing)
