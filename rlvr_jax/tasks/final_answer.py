@@ -76,6 +76,7 @@ def boxed(text: str) -> tuple[int, str] | None:
 _SAID = re.compile(r"(?i)(final\s+)?\banswer\b[^\n.:=]{0,60}?(?:\bis\b|\bare\b|:|=)[\s:]*")
 _QUOTES = re.compile(r"(?:[\s*_\"'`]|\\\")*")
 _SENTENCE = re.compile(r"(?:[^\n.\u3002]|\.(?!\s|$))*")
+_ASIDE = re.compile(r",?\s(?:not|because|since|which|rather|where)\b.*", re.DOTALL)
 _MATHS = re.compile(
     r"(?=((?<!\\)\$((?:[^$\\]|\\.){1,300})\$|\\\(((?:[^\\]|\\(?!\))){1,300})\\\)|\\\[((?:[^\\]|\\(?!\])){1,300})\\\]))",
     re.DOTALL,
@@ -117,7 +118,8 @@ def stated(text: str, final_from: int = 0) -> str | None:
     if not found:
         return None
     start = _QUOTES.match(text, found[-1].end()).end()  # type: ignore[union-attr]  # it matches the empty text too
-    return _listed_maths(text, start) or _SENTENCE.match(text, start)[0].strip(" *_\"'`") or None  # type: ignore[index]
+    sentence = _ASIDE.sub("", _SENTENCE.match(text, start)[0])  # type: ignore[index]
+    return _listed_maths(text, start) or sentence.strip(" *_\"'`") or None
 
 
 def _maths(text: str, start: int = 0) -> Iterator[tuple[int, int, str]]:
@@ -134,7 +136,8 @@ def _listed_maths(text: str, start: int) -> str:
     for place, end, content in _maths(text, start):
         if contents and place < last:
             continue  # the closing dollar, seen as an opening one
-        if not (_LISTED.fullmatch(text, last, place) if contents else place == start):
+        listed = place - last <= LONGEST_JOINT and _LISTED.fullmatch(text, last, place)
+        if not (listed if contents else place == start):
             break
         contents.append(content)
         last = end
@@ -142,11 +145,18 @@ def _listed_maths(text: str, start: int) -> str:
 
 
 def last_value(text: str) -> str | None:
-    """The last maths or number of a text, whichever ends later; `None` without either."""
-    found = [(end, content) for _, end, content in _maths(text)][-1:]
-    found += [(value.end(), value[0]) for value in _VALUE.finditer(text)][-1:]
-    inside = len(found) == 2 and found[1][0] <= found[0][0]
-    return found[0 if inside else -1][1] if found else None
+    """The last maths, with what is listed with it, or number of a text, whichever ends later; `None` without either."""
+    numbers = list(_VALUE.finditer(text))
+    maths = list(_maths(text))
+    if not maths or (numbers and numbers[-1].end() > maths[-1][1]):
+        return numbers[-1][0] if numbers else None
+    first, _, content = maths[-1]
+    contents = [content]
+    for start, end, content in reversed(maths[:-1]):
+        if 0 <= first - end <= LONGEST_JOINT and _LISTED.fullmatch(text, end, first):
+            contents.append(content)
+            first = start
+    return ", ".join(reversed(contents))
 
 
 LONGEST_ANSWER = 1000

@@ -128,7 +128,7 @@ def plain(latex: str) -> str:
 
     \text{...} becomes its words, "and" a comma, 1\!,000 one thousand in digits, 0.\overline{3} a fraction.
     """
-    text = GROUPING.sub("", latex.translate(_UNICODE))
+    text = GROUPING.sub("", re.sub(r"\s+", " ", latex.translate(_UNICODE)))
     for pattern, replacement in _RULES[1:] if _IN_MATRIX.search(text) else _RULES:
         text = pattern.sub(replacement, text)
     text = _listed(text)

@@ -322,6 +322,8 @@ def test_another_answer_or_none(gold, completion):
         ("Answer: $1$, $2$ and $3$.", "1, 2, 3"),
         ("The answer is $3$. The answer is $4$ now.", "4"),
         ("Final Answer: The largest $n$ is 34.", "34"),
+        ("The answer is 10, not 11.", "10"),
+        ("The solutions are $x=1$ and $x = 2$.", "x=1, x = 2"),
         ("It costs $5 for $x$ apples", "x"),
         ("So we have 3 + 4 = 7 birds, and 2/3 of them fly", "2/3"),
         (r"\frac{3}{4}", r"\frac{3}{4}"),

@@ -71,7 +71,7 @@ def hardest(name, count, seed):
     for index, text in enumerate(texts(f"{name} {seed}", count)):
         start = time.process_time()
         verdict = task.verify(some[index % len(some)], text)
-        answer = task.answer(text)
+        answer = task.answer(some[index % len(some)], text)
         worst = max(worst, (time.process_time() - start, text))
         assert isinstance(verdict, Verdict) and (answer is None or isinstance(answer, str))
         assert verdict.reason is not Reason.ERROR, text
@@ -124,7 +124,9 @@ def test_two_thousand_texts_of_any_letters_are_judged_by_all():
 
 
 LONG = ["\\boxed{" * 5000, "\\" * 50_000, "$" * 20_000, "{" * 50_000, "\\boxed{" + "9" * 50_000 + "}", "1 " * 30_000, "( " * 30_000,
-        "answer is " * 5000, "$x$ and " * 5000, "<answer>" * 5000, "A, " * 10_000, "\\boxed{1}, " * 5000, "not " * 10_000]  # fmt: skip
+        "answer is " * 5000, "$x$ and " * 5000, "<answer>" * 5000, "A, " * 10_000, "\\boxed{1}, " * 5000, "not " * 10_000,
+        "answer is" + " " * 50_000 + "x", "answer: " + "a" * 50_000, "$x$" + " " * 50_000 + "$y$", "\n" * 50_000, "final " * 9000,
+        "\\boxed{" + "\\text{a " * 300 + "}", "\\boxed{" + " " * 900 + "1}", "\\boxed{" + "1 cm " * 190 + "!}", "\\boxed{" + "a_{" * 300 + "}"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math", "multiple_choice", "question_answering"])
