@@ -55,6 +55,7 @@ def fenced(text: str) -> list[str]:
 
 def defines(source: str, name: str) -> bool:
     """Whether a line of a source begins the definition of a name, as a function, a class or a variable."""
+    name = re.escape(name)
     pattern = rf"^(?:(?:async\s+)?def\s+{name}\s*[(\[]|class\s+{name}\b|{name}\s*(?::[^=\n]*)?=[^=])"
     return re.search(pattern, source, re.MULTILINE) is not None
 

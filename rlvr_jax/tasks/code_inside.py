@@ -122,12 +122,16 @@ def execute(name: str, path: str) -> types.ModuleType:
 
 
 def answer(calls: int, answers: int) -> None:
-    """Serve calls of what the program defines, [name, arguments, named arguments], until there are no more."""
+    """Serve calls of what the program defines, [name, arguments, named arguments], until there are no more.
+
+    The program is not run before the first, so it cannot delay the tests' beginning.
+    """
+    module = None
     with open(calls, "rb") as incoming, open(answers, "wb") as outgoing:
         outgoing.write(READY)
         outgoing.flush()
-        module = execute("answer", "/program.py")
         for line in incoming:
+            module = module or execute("answer", "/program.py")
             name, args, named = json.loads(line)
             try:
                 reply = {"value": encode(getattr(module, name)(*decode(args), **decode(named)))}

@@ -220,11 +220,11 @@ def start(
 
     Raises: SandboxError where there is no bubblewrap.
     """
-    bwrap, root = _bwrap(), os.geteuid() == 0
+    bwrap = _bwrap()
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if (
-        root
-    ):  # the limit on threads does not hold for root, nor for root under another name in a user namespace
+        os.geteuid() == 0
+    ):  # for whom, and whose other names in a user namespace, the limit on threads does not hold
         spaces += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         spaces += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
