@@ -17,7 +17,6 @@ and block; from asyncio use `asyncio.to_thread(run, ...)`.
 import contextlib
 import dataclasses
 import enum
-import fcntl
 import functools
 import math
 import os
@@ -29,6 +28,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -170,6 +170,8 @@ def _file_system() -> tuple[str, ...]:
         binds += ["--tmpfs", str(path)]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         binds += ["--dev-bind", device, device]
+    # Some interpreters name their own library as $ORIGIN/../lib/..., and the loader asks this link where they are.
+    binds += ["--dir", "/proc", "--dir", "/proc/self", "--symlink", str(python), "/proc/self/exe"]
     return (*binds, "--ro-bind", str(INSIDE), f"/{INSIDE.name}")
 
 
@@ -189,15 +191,13 @@ def _bwrap() -> str:
     return found
 
 
-def _memory_file(stack: contextlib.ExitStack, content: bytes) -> int:
-    """A descriptor from which `content` is read: no file on any disk, and nobody can write to it."""
-    descriptor = os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    stack.callback(os.close, descriptor)
-    with open(descriptor, "wb", closefd=False) as file:
+def _unnamed_file(stack: contextlib.ExitStack, content: bytes) -> int:
+    """A descriptor that reads `content`, and cannot write it; gone with the last who has it."""
+    with tempfile.TemporaryFile() as file:
         file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        file.flush()
+        descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
     return descriptor
 
 
@@ -232,8 +232,8 @@ def start(
     if _limits_tmp(bwrap):
         tmp = ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
     with contextlib.ExitStack() as stack:
-        seccomp = _memory_file(stack, seccomp_filter(platform.machine()))
-        data = {path: _memory_file(stack, text.encode("utf-8", "replace")) for path, text in files.items()}
+        seccomp = _unnamed_file(stack, seccomp_filter(platform.machine()))
+        data = {path: _unnamed_file(stack, text.encode("utf-8", "replace")) for path, text in files.items()}
         command = [bwrap, "--die-with-parent", "--new-session", *spaces, *_file_system(), *tmp]
         for path, descriptor in data.items():
             command += ["--perms", "0444", "--ro-bind-data", str(descriptor), path]
@@ -247,7 +247,7 @@ def start(
         given = [*descriptors, *([ready] if ready >= 0 else [])]
         return subprocess.Popen(
             command,
-            stdin=_memory_file(stack, stdin.encode("utf-8", "replace")),
+            stdin=_unnamed_file(stack, stdin.encode("utf-8", "replace")),
             stdout=stdout,
             stderr=stderr,
             pass_fds=(seccomp, *data.values(), *given),

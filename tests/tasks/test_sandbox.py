@@ -63,6 +63,14 @@ print(hash("equal in each run"))
     assert first == second
 
 
+def refused(call):
+    """A program that makes a call of the C library."""
+    return (
+        f"import ctypes, os\nif ctypes.CDLL(None, use_errno=True).{call} < 0:\n"
+        "    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))"
+    )
+
+
 TRIES = {
     "memory": ("x = bytearray(10**9)", "MemoryError"),
     "memory bit by bit": ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
@@ -82,20 +90,16 @@ TRIES = {
     "file in the library": ("import os; open(os.__file__, 'a')", "Error: [Errno "),
     "network": ("import socket; socket.socket()", "PermissionError"),
     "home": ("import os; os.listdir('/home')", "FileNotFoundError"),
-    "proc": ("import os; os.listdir('/proc')", "FileNotFoundError"),
+    "proc": ("open('/proc/self/mem', 'r+b')", "FileNotFoundError"),
     "limits": (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
         "ValueError: not allowed to raise maximum limit",
     ),
     "root": ("import os; os.setuid(0)", "PermissionError"),
-    "shared memory": (
-        "import ctypes, os\nif ctypes.CDLL(None, use_errno=True).shmget(0, 4096, 0o1600) < 0: "
-        "raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))",
-        "PermissionError",
-    ),
-    "memory file": ("import os; os.memfd_create('x')", "PermissionError"),
+    "shared memory": (refused("shmget(0, 4096, 0o1600)"), "PermissionError"),
+    "memory file": (refused("memfd_create(b'x', 0)"), "PermissionError"),
     "own packages": ("import numpy", "ModuleNotFoundError"),
-    "stdin": ("import os; os.write(0, b'x')", "PermissionError"),
+    "stdin": ("import os; os.write(0, b'x')", "Bad file descriptor"),
 }
 
 
@@ -124,7 +128,14 @@ print(os.getcwd(), os.listdir("."), sorted(os.environ), [place for place in {pla
 print([folder for folder, _, files in os.walk("/") if "rlvr" in folder or "sandboxed.py" in files])
 print([os.listdir(os.path.dirname(os.__file__) + "/site-packages"), os.path.exists("/usr/lib/python3/dist-packages/pip")])
 """
-    names = ["HOME", "LC_CTYPE", "MALLOC_ARENA_MAX", "PWD", "PYTHONHASHSEED", "PYTHONIOENCODING"]
+    names = [
+        "HOME",
+        "LC_CTYPE",
+        "MALLOC_ARENA_MAX",
+        "PWD",
+        "PYTHONHASHSEED",
+        "PYTHONIOENCODING",
+    ]
     assert run(program, limits=LIMITS).stdout == f"/tmp [] {names} []\n['/']\n[[], False]\n"
 
 
