@@ -100,7 +100,7 @@ class GSM8K(Task):
         """Load the verifier, before the clock of a worker's first verdict runs."""
         load()
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         found = final_number(completion)
         return None if found is None else canonical(found)
 

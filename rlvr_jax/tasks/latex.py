@@ -105,11 +105,7 @@ _UNIT = re.compile(
     r"[a-zA-Z]{2,}(?:\s+[a-z]+|/[a-z]+)*)\s*\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
 """Words after a value, with an exponent: 5 \\text{ cm}^2, 18 dollars per hour. One letter by itself is a variable."""
-_PERCENT = re.compile(
-    r"\\?%|(?<![A-Za-z])(?:percent(?:age)?|pct)(?![A-Za-z])|" + r"\\text\s*\{\s*percent\s*\}"
-)
-
-
+_PERCENT = re.compile(r"\\?%|(?<![A-Za-z])(?:percent(?:age)?|pct)(?![A-Za-z])")
 _AND = re.compile(
     r",?\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*,?"
 )
@@ -118,9 +114,8 @@ _AND = re.compile(
 def _listed(text: str) -> str:
     """A list with commas for "and" and "or"; with semicolons where they stand between lists: x=1, y=2 or x=2, y=1."""
     parts = _AND.split(text)
-    return ("; " if len(parts) > 1 and all("=" in part and "," in part for part in parts) else ", ").join(
-        parts
-    )
+    lists = len(parts) > 1 and all("=" in part and "," in part for part in parts)
+    return ("; " if lists else ", ").join(parts)
 
 
 def plain(latex: str) -> str:

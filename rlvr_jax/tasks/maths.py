@@ -88,7 +88,7 @@ class Math(Task):
     def kind(self, record: dict) -> str | None:
         return record.get("subject")
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         found = final_answer(completion)
         return None if found is None else canonical(found)
 

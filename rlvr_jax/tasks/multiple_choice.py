@@ -152,18 +152,17 @@ class MultipleChoice(Task):
         return [{"role": "user", "content": content}]
 
     def verify(self, record: dict, completion: str) -> Verdict:
-        options = record["options"]
-        letter = chosen(completion, options, string.ascii_uppercase[: len(options)])
-        reason = (
-            Reason.CORRECT if letter == record["answer"] else Reason.WRONG if letter else Reason.UNPARSABLE
-        )
-        return Verdict.of(reason)
+        letter = self.answer(record, completion)
+        if letter is None:
+            return Verdict.of(Reason.UNPARSABLE)
+        return Verdict.of(Reason.CORRECT if letter == record["answer"] else Reason.WRONG)
 
     def kind(self, record: dict) -> str | None:
         return record.get("category")
 
-    def answer(self, completion: str) -> str | None:
-        return chosen(completion)
+    def answer(self, record: dict, completion: str) -> str | None:
+        options = record["options"]
+        return chosen(completion, options, string.ascii_uppercase[: len(options)])
 
     def demonstration(self, record: dict) -> str:
         return f"\\boxed{{{record['answer']}}}"

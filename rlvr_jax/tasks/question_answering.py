@@ -63,8 +63,8 @@ def final_words(text: str) -> str | None:
 
 
 def judgement(answer: str) -> str:
-    """Yes, no or maybe, where an answer begins with it or says just one of them; else the answer."""
-    said = normalized(answer).split()
+    """Yes, no or maybe, where a normalized answer begins with it or says just one of them; else the answer."""
+    said = answer.split()
     found = {word for word in said if word in JUDGEMENTS}
     if said and said[0] in JUDGEMENTS:
         return said[0]
@@ -128,13 +128,10 @@ class QuestionAnswering(Task):
 
     def verify(self, record: dict, completion: str) -> Verdict:
         """Empty, longer than 10 000 characters, or without an end of its reasoning: unparsable."""
-        answer = final_words(completion)
-        if answer is None or len(answer) > LONGEST_ANSWER or not normalized(answer):
+        answer = self.answer(record, completion)
+        if answer is None:
             return self._verdict(Reason.UNPARSABLE, 0.0)
-        if _is_judgement(record):
-            answer = judgement(answer)
-        told = normalized(answer)
-        right = any(normalized(gold) == told for gold in record["answers"])
+        right = any(normalized(gold) == answer for gold in record["answers"])
         f1 = max(token_f1(gold, answer) for gold in record["answers"])
         return self._verdict(Reason.CORRECT if right else Reason.WRONG, f1)
 
@@ -143,9 +140,13 @@ class QuestionAnswering(Task):
         parts = (Part("exact_match", float(correct), self.exact_weight), Part("f1", f1, self.f1_weight))
         return Verdict(sum(part.weight * part.value for part in parts), correct, reason, parts)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
+        """The answer after SQuAD's normalization."""
         told = final_words(completion)
-        return None if told is None or len(told) > LONGEST_ANSWER else normalized(told) or None
+        if told is None or len(told) > LONGEST_ANSWER:
+            return None
+        told = normalized(told)
+        return (judgement(told) if _is_judgement(record) else told) or None
 
     def demonstration(self, record: dict) -> str:
         return f"<answer>{record['answers'][0]}</answer>"

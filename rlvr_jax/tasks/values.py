@@ -332,4 +332,7 @@ def _same_one(gold: Any, value: Any) -> bool:
         return False
     if gold.rel_op in ("==", "!="):
         return gold.rel_op == value.rel_op
-    return (gold.rel_op if ratios[0] > 0 else _FLIPPED[gold.rel_op]) == value.rel_op
+    factor, off = ratios[0].as_real_imag()  # a factor that is not real is none: i is not over 0
+    if abs(off) > SAME * abs(factor):
+        return False
+    return (gold.rel_op if factor > 0 else _FLIPPED[gold.rel_op]) == value.rel_op

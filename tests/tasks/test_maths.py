@@ -13,6 +13,7 @@ from rlvr_jax.tasks.final_answer import after_hashes, after_reasoning, boxed, fi
 from rlvr_jax.tasks.latex import canonical, number, plain
 from rlvr_jax.tasks.maths import Math
 from rlvr_jax.tasks.records import RecordError
+from rlvr_jax.tasks.splits import SAMPLES
 
 
 def verdict(gold, completion, **record):
@@ -391,6 +392,21 @@ def test_what_is_too_large_is_right_where_it_is_written_alike():
     )
 
 
+def test_inequalities_turn_round_with_the_sign_of_the_factor():
+    assert verdict("2x < 6", r"\boxed{-x > -3}") is Reason.CORRECT
+    assert verdict("2x < 6", r"\boxed{-x < -3}") is Reason.WRONG
+    assert verdict("2x < 6", r"\boxed{x \le 3}") is Reason.WRONG
+    assert verdict(r"\sqrt{x} > y", r"\boxed{2\sqrt{x} > 2y}") is Reason.CORRECT
+    assert verdict(r"\sqrt{x} > y", r"\boxed{i\sqrt{x} > iy}") is Reason.WRONG
+
+
+def test_each_sample_is_small_and_its_licence_is_told():
+    licences = (SAMPLES / "LICENSES.md").read_text(encoding="utf-8")
+    for name in ("gsm8k", "math", "multiple_choice", "question_answering"):
+        assert f"\n## {name}\n" in licences
+        assert sum(path.stat().st_size for path in (SAMPLES / name).iterdir()) <= 60 * 1024
+
+
 def test_a_reference_that_cannot_be_read_gives_no_reward():
     for gold in ("", r"\frac{1}{", r"\text{all} > )"):
         judged = Math().verify({"answer": gold}, r"\boxed{7}")
@@ -440,7 +456,9 @@ def test_the_sample_and_the_prompt():
     assert task.prompt({"question": "1+1?", "answer": "2"}) == [
         {"role": "user", "content": "1+1?\n\nThink step by step and put the final answer in \\boxed{}."}
     ]
-    assert task.answer(r"So \boxed{\frac{4}{2}}.") == "2" and task.answer("none at all, I fear") is None
+    assert (
+        task.answer({}, r"So \boxed{\frac{4}{2}}.") == "2" and task.answer({}, "none at all, I fear") is None
+    )
     assert task.demonstration({"answer": "2", "solution": "It is 1+1."}) == "It is 1+1.\n\\boxed{2}"
 
 

@@ -103,6 +103,17 @@ def test_mmlu_pro_is_read_from_its_file(shared):
         assert task.verify(record, f"\\boxed{{{record['answer']}. {right}}}").correct
 
 
+def test_a_vote_is_for_a_letter_however_it_is_said():
+    answer = MultipleChoice().answer
+    assert (
+        answer(RECORD, r"\boxed{B}")
+        == answer(RECORD, "It is Berlin: (B).")
+        == answer(RECORD, "Berlin")
+        == "B"
+    )
+    assert answer(RECORD, "Rome") is None
+
+
 def write(folder, *lines):
     path = folder / "train.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

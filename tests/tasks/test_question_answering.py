@@ -138,6 +138,12 @@ def test_the_real_questions_are_read(shared):
     assert "yes, no or maybe" not in task.prompt(xquad[0])[0]["content"]
 
 
+def test_a_vote_is_for_normalized_words_or_a_judgement():
+    answer = QuestionAnswering().answer
+    assert answer({"answers": ["x"]}, "<answer>The U.S.A.!</answer>") == "usa"
+    assert answer({"answers": ["no"]}, "Yes, it does.") == "yes" and answer({"answers": ["no"]}, "") is None
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
