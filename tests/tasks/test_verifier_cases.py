@@ -82,7 +82,10 @@ def test_the_page_says_how_often_we_agree(judged):
     for source, agree, _ in judged.values():
         counts[source][0] += agree
         counts[source][1] += 1
-    told = {name: [int(a), int(b)] for name, a, b in re.findall(r"^\| (\S+/\S+) \| (\d+) of (\d+) \|$", PAGE, re.M)}
+    told = {
+        name: [int(a), int(b)]
+        for name, a, b in re.findall(r"^\| (\S+/\S+) \| (\d+) of (\d+) \|$", PAGE, re.M)
+    }
     assert told == dict(counts)
 
 
