@@ -42,9 +42,9 @@ class Judge:
             each.cancel()
         return tuple(each.result() if each in done else Verdict.of(Reason.TIMEOUT) for each in asked)
 
-    def said(self, completion: str) -> "Future[str | None]":
+    def said(self, record: dict, completion: str) -> "Future[str | None]":
         """A future of what the answer votes for (`Task.answer`); `None` where that cannot be told."""
-        return then(self._workers.submit(self._answer, completion), _text_or_none)
+        return then(self._workers.submit(self._answer, record, completion), _text_or_none)
 
     @functools.cached_property
     def _answer(self) -> Installed:

@@ -108,7 +108,7 @@ class Arithmetic(Task):
             return Verdict.of(Reason.UNPARSABLE)
         return Verdict.of(Reason.CORRECT if answer == int(record["answer"]) else Reason.WRONG)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """The last number, 7 and 7.0 being one."""
         found = last_number(completion)
         return None if found is None else spelt(found)

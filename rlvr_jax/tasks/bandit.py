@@ -61,14 +61,14 @@ class Bandit(Task):
         return f"context-{record['context']}"
 
     def verify(self, record: dict, completion: str) -> Verdict:
-        said = self.answer(completion)
+        said = self.answer(record, completion)
         if said is None:
             return Verdict(self.wrong_reward, False, Reason.UNPARSABLE)
         if said in _words(self.actions, self.correct, self.seed, record["context"]):
             return Verdict(self.correct_reward, True, Reason.CORRECT)
         return Verdict(self.wrong_reward, False, Reason.WRONG)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """The one word that is an action."""
         said = completion.split()
         number = said[0].removeprefix("action-") if len(said) == 1 else ""

@@ -98,7 +98,7 @@ class Task(abc.ABC):
         """Of which kind a record is, where figures are wanted for each kind apart."""
         return None
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """What a completion answers, for a vote among several: equal answers are equal texts. `None` where it has none, and
         for every completion of a task that cannot tell. Never raises on account of the completion."""
         return None
@@ -139,8 +139,8 @@ class Around(Task):
     def kind(self, record: dict) -> str | None:
         return self.task.kind(record)
 
-    def answer(self, completion: str) -> str | None:
-        return self.task.answer(completion)
+    def answer(self, record: dict, completion: str) -> str | None:
+        return self.task.answer(record, completion)
 
     def vocabulary(self) -> tuple[str, ...] | None:
         return self.task.vocabulary()

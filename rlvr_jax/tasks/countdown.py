@@ -216,7 +216,7 @@ class Countdown(Task):
         right = as_told and all(found == record["target"] for found, _ in sides)
         return Reason.CORRECT if right else Reason.WRONG
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """What the expression equals."""
         try:
             return str(value((last_answer(completion) or "").partition("=")[0])[0])

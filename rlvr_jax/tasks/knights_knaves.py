@@ -207,7 +207,7 @@ class KnightsKnaves(Task):
             reason = Reason.CORRECT if right else Reason.WRONG
         return POINTS[self.points].verdict(reason, completion, self.format_reward)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """Who is what, by name."""
         told = conclusion(completion)
         return ", ".join(f"{name}: {'/'.join(sorted(told[name]))}" for name in sorted(told)) or None

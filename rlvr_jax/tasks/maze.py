@@ -224,7 +224,7 @@ class MazeTask(Task):
             return Verdict.of(Reason.UNPARSABLE)
         return Verdict.of(Reason.CORRECT if self.accepts(record["grid"], moves) else Reason.WRONG)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """The walk. Two ways to the goal are two answers."""
         moves = walk(completion)
         return None if moves is None else " ".join(moves)

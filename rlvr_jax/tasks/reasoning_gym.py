@@ -235,7 +235,7 @@ class ReasoningGym(Task):
         reason = Reason.CORRECT if score >= 1 else Reason.WRONG
         return Verdict(score if self.reward == "score" else float(score >= 1), score >= 1, reason)
 
-    def answer(self, completion: str) -> str | None:
+    def answer(self, record: dict, completion: str) -> str | None:
         """What stands in the tags."""
         return last_answer(completion)
 

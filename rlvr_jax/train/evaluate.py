@@ -105,8 +105,9 @@ def ask(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share]) ->
 
     def judged() -> list[Answers]:
         found = collect(asked.task, program.tokenizer, batch, samples, early.answers())
-        votes = zip(found.completions, wanted, strict=True)
-        said = [judge.said(text) if counts else None for text, counts in votes]
+        records = [record for record in batch.records for _ in range(size)]
+        votes = zip(records, found.completions, wanted, strict=True)
+        said = [judge.said(record, text) if counts else None for record, text, counts in votes]
         return _as_answers(program, asked, chunk, samples, found, [s and s.result() for s in said])
 
     return judged

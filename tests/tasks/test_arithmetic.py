@@ -155,8 +155,8 @@ def test_impossible_fields_are_refused(fields, message):
 def test_equal_numbers_are_one_vote():
     task = Arithmetic()
     for same in (["7", "It is 7.", "7.0", "-3, so 07"], ["-0", "0.00"], ["1,000", "1000.0"], ["0.50", ".5"]):
-        assert len({task.answer(text) for text in same}) == 1, same
-    assert task.answer("none") is None and task.answer("") is None
+        assert len({task.answer({}, text) for text in same}) == 1, same
+    assert task.answer({}, "none") is None and task.answer({}, "") is None
     long = "9" * 60  # more digits than the 28 of decimal's arithmetic
-    assert task.answer(long + "1") == long + "1" != task.answer(long + "2")
-    assert task.answer("-12.50") == "-12.5" and task.answer("100") == "100"
+    assert task.answer({}, long + "1") == long + "1" != task.answer({}, long + "2")
+    assert task.answer({}, "-12.50") == "-12.5" and task.answer({}, "100") == "100"

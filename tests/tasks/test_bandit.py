@@ -56,7 +56,7 @@ def test_right_actions_are_drawn_evenly():
 def test_what_is_no_action_is_unparsable_and_costs_what_a_wrong_one_does(completion):
     verdict = Bandit(wrong_reward=-1.0).verify(RECORD, completion)
     assert (verdict.reward, verdict.reason) == (-1.0, Reason.UNPARSABLE)
-    assert Bandit().answer(completion) is None
+    assert Bandit().answer({}, completion) is None
 
 
 def test_a_model_from_scratch_has_a_token_for_each_context_and_action():

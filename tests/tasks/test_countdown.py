@@ -175,9 +175,11 @@ def test_the_chat_prompt_says_the_rules():
 
 def test_equal_values_are_equal_answers():
     task = Countdown()
-    assert task.answer("<answer>8 * 3</answer>") == task.answer("<answer>(8 + 16) = 24</answer>") == "24"
-    assert task.answer("<answer>8 / 3</answer>") == "8/3"
-    assert task.answer("8 * 3") is None and task.answer("<answer>1 / 0</answer>") is None
+    assert (
+        task.answer({}, "<answer>8 * 3</answer>") == task.answer({}, "<answer>(8 + 16) = 24</answer>") == "24"
+    )
+    assert task.answer({}, "<answer>8 / 3</answer>") == "8/3"
+    assert task.answer({}, "8 * 3") is None and task.answer({}, "<answer>1 / 0</answer>") is None
 
 
 @pytest.mark.parametrize(
@@ -212,4 +214,4 @@ def test_any_text_is_judged(completion):
     task = Countdown(format_reward=1.0)
     for text in (completion, f"<answer>{completion}</answer>"):
         task.verify(RECORD, text)
-        task.answer(text)
+        task.answer({}, text)

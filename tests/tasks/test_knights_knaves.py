@@ -232,9 +232,11 @@ def test_the_chat_prompt_says_who_says_what_and_how_to_answer():
 def test_equal_answers_have_equal_texts():
     task = KnightsKnaves()
     assert (
-        task.answer(RIGHT) == task.answer("Ben is a knave, and Ada is a knight") == "ada: knight, ben: knave"
+        task.answer({}, RIGHT)
+        == task.answer({}, "Ben is a knave, and Ada is a knight")
+        == "ada: knight, ben: knave"
     )
-    assert task.answer("no idea") is None
+    assert task.answer({}, "no idea") is None
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ PIECES = ["Ada", "Ben", " is a ", "knight", "knave", "<answer>", "</answer>", "<
 def test_any_text_is_judged(completion):
     for points, weight in (("binary", 0.0), ("logic_rl", 1.0)):
         KnightsKnaves(points=points, format_reward=weight).verify(RECORD, completion)
-    KnightsKnaves().answer(completion)
+    KnightsKnaves().answer({}, completion)
 
 
 @pytest.mark.parametrize(

@@ -273,9 +273,9 @@ def test_two_thousand_mazes_of_nine_take_less_than_a_second():
 
 def test_the_vote_is_for_a_walk():
     task = maze.Maze()
-    assert task.answer("DOWN  RIGHT DONE UP") == task.answer("DOWN RIGHT DONE") == "DOWN RIGHT"
+    assert task.answer({}, "DOWN  RIGHT DONE UP") == task.answer({}, "DOWN RIGHT DONE") == "DOWN RIGHT"
     assert (
-        task.answer("DONE") == ""
-        and task.answer("DOWN RIGHT") is None
-        and task.answer("DOWN WALL DONE") is None
+        task.answer({}, "DONE") == ""
+        and task.answer({}, "DOWN RIGHT") is None
+        and task.answer({}, "DOWN WALL DONE") is None
     )

@@ -70,7 +70,7 @@ def test_everything_else_is_the_task_s():
     task, record = Prompted(SMALL, "Be brief."), SMALL.records("test")[0]
     assert list(task.records("test")) == list(SMALL.records("test"))
     assert task.verify(record, record["answer"]).correct
-    assert task.demonstration(record) == record["answer"] and task.answer("it is 7.0") == "7"
+    assert task.demonstration(record) == record["answer"] and task.answer(record, "it is 7.0") == "7"
     assert task.vocabulary() is None
 
 

@@ -65,7 +65,7 @@ def test_an_answer_without_tags_is_unparsable_and_a_scorer_that_raises_is_an_err
     record = task.records("train")[0]
     for text in (record["answer"], "", "<answer>1", answered("1" * 10_001)):
         assert task.verify(record, text).reason is Reason.UNPARSABLE
-    assert task.answer(answered(" 7 ")) == "7" and task.answer("7") is None
+    assert task.answer({}, answered(" 7 ")) == "7" and task.answer({}, "7") is None
     factors = ReasoningGym(dataset="prime_factorization", **SMALL)
     assert factors.verify(factors.records("train")[0], answered("two")).reason is Reason.ERROR
 

@@ -28,7 +28,7 @@ TINY = {
     # Two updates for each batch: on the first and only one, half of the presets are GRPO.
     "batch": {"prompts": 8, "group_size": 4, "minibatches": 2},
     "optimizer": {"learning_rate": 1e-3},
-    "warmup": {"steps": 30, "batch": 16, "learning_rate": 3e-3},
+    "warmup": {"steps": 60, "batch": 16, "learning_rate": 3e-3},
     "checkpoint": {"every": HALF, "keep": 5},
     "logging": {"tensorboard": False},
 }
