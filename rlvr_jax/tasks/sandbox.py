@@ -4,10 +4,10 @@
     result.stdout  # "42\\n"
 
 Bubblewrap (`bwrap`) gives the program namespaces of its own: no network, no sight of other processes, and a file system
-that holds the interpreter and the system's libraries, read-only, and nothing else: no home, no data, no installed packages,
-no /proc. A seccomp filter refuses sockets, new processes (threads are allowed) and the calls that get memory past the
-limits, so that those, set on one process, are the limits of all of it. `/tmp` is private and limited; with bubblewrap
-before 0.7, which cannot limit it, it is read-only. When the caller dies, or its time is over, the kernel ends everything.
+that holds the interpreter and the system's libraries, read-only, and nothing else: no home, no data, no installed packages.
+A seccomp filter refuses sockets, new processes (threads are allowed) and the calls that get memory past the limits, so that
+those, set on one process, are the limits of all of it. `/tmp` is private and limited; with bubblewrap before 0.7, which
+cannot limit it, it is read-only. When the caller dies, or its time is over, the kernel ends everything.
 
 It stands as long as the kernel does: this is no virtual machine. Started by root, the program gets a user id without
 rights; started by another, a user namespace, which the system has to allow. Calls may come from any process or thread,
