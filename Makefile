@@ -22,7 +22,8 @@ DEMO_LLM := -m rlvr_jax.cli train configs/smollm2_arithmetic.yaml --json
 KEEP_BUFFERS := MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483647
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+# Neighbouring tests stay in one process, which makes what they share once; who is done first takes of the other's.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # The demo's own environment is smaller, so quicker to make; one that can run the tests serves as well.
 DEMO_READY := $(if $(wildcard $(VENV)/ready-test),$(VENV)/ready-test,$(VENV)/ready-demo)
 

@@ -1,4 +1,5 @@
-"""Twenty steps of every preset on mazes: figures are numbers, nothing is traced twice, and half a run goes on as if whole."""
+"""Twenty steps of every preset on mazes: figures are numbers, nothing is traced twice, and half a run goes on as if whole
+where the preset has anything that GRPO has not: state, filters, several passes."""
 
 import pathlib
 import shutil
@@ -68,6 +69,10 @@ def test_twenty_steps_and_the_second_ten_of_them_again(name, tmp_path):
     assert [row["time/traces"] for row in rows] == [functions] * STEPS
     assert any(row["optimizer/grad_norm"] > 0 for row in rows[HALF:])
 
+    objective = PRESETS[name]
+    state = jax.tree.leaves(objective.init(config(name, whole).spec(num_prompts=1)))
+    if not (name == "grpo" or state or objective.filters or objective.passes.count > 1):
+        return
     shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / FOLDER / str(STEPS))
     assert fit(config(name, resumed)).complete
