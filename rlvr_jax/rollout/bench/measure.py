@@ -58,7 +58,7 @@ def measure(bench: SamplerBench, say: Say) -> dict[str, Any]:
     """
     workload = bench.workload
     _check(bench)
-    graphdef, params, config, tokenizer, stop = _model(bench)
+    graphdef, params, config, tokenizer, stop = model_of(bench)
     _check_positions(config, workload)
     model = structure(graphdef, params)
     clocked = Clocked(model, params, stop, bench.slots)
@@ -177,7 +177,7 @@ def scaling(clocked: Clocked, workload: Workload, repeats: int, say: Say) -> lis
     ]
 
 
-def _model(bench: SamplerBench) -> tuple[Any, Any, ModelConfig, Any, tuple[int, ...]]:
+def model_of(bench: SamplerBench) -> tuple[Any, Any, ModelConfig, Any, tuple[int, ...]]:
     """Structure, parameters (float32), configuration, tokenizer, stop tokens."""
     dtype = jnp.dtype(bench.dtype)
     if bench.model is not None:
