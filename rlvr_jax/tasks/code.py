@@ -33,7 +33,7 @@ from rlvr_jax.tasks.code_inside import FAILED, GONE, PASSED, READY
 from rlvr_jax.tasks.code_records import read_record
 from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.records import converted
-from rlvr_jax.tasks.sandbox import TIME_STATUS, Limits, SandboxError, ended, require_sandbox, start
+from rlvr_jax.tasks.sandbox import TIME_STATUS, Limits, Running, SandboxError, require_sandbox, start
 from rlvr_jax.tasks.sources import read_records
 
 SAMPLE = pathlib.Path(__file__).parent / "data" / "code"
@@ -103,7 +103,7 @@ def run_tests(record: dict, program: str, limits: Limits) -> Reason:
         died = answer if verdict == GONE else tests
         with contextlib.suppress(subprocess.TimeoutExpired):
             died.wait(DYING_SECONDS)
-        return Reason.TIMEOUT if died.returncode in TIME_STATUS else Reason.WRONG
+        return Reason.TIMEOUT if died.returncode == TIME_STATUS else Reason.WRONG
 
 
 @functools.cache
@@ -111,11 +111,11 @@ def _script() -> str:
     return pathlib.Path(code_inside.__file__).read_text("utf-8")
 
 
-def _inside(role: str, files: dict[str, str], limits: Limits, *descriptors: int):
-    """`code_inside.py ROLE` in a sandbox, until the block is left."""
+def _inside(role: str, files: dict[str, str], limits: Limits, *descriptors: int) -> Running:
+    """`code_inside.py ROLE` in a sandbox."""
     arguments = (role, *map(str, descriptors))
-    return ended(
-        start("/code_inside.py", files | {"/code_inside.py": _script()}, limits, -1, arguments, descriptors)
+    return start(
+        "/code_inside.py", files | {"/code_inside.py": _script()}, limits, -1, arguments, descriptors
     )
 
 

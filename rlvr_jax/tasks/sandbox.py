@@ -15,9 +15,11 @@ and block; from asyncio use `asyncio.to_thread(run, ...)`.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import enum
 import functools
+import json
 import math
 import os
 import pathlib
@@ -25,19 +27,20 @@ import platform
 import random
 import selectors
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 INSIDE = pathlib.Path(__file__).with_name("sandboxed.py")
 """What Python runs inside: it sets the limits before it becomes the program."""
 STDERR_TAIL = 4096
 """Bytes kept of the errors."""
-TIME_STATUS = (128 + 24, 128 + 9)
-"""The status of a program that the kernel ended for its CPU time: SIGXCPU, or SIGKILL for one that ignored it."""
+TIME_STATUS = 128 + 9
+"""The status of a program that the kernel ended for its CPU time."""
 
 
 class SandboxError(RuntimeError):
@@ -211,16 +214,16 @@ def start(
     stdin: str = "",
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.DEVNULL,
-) -> subprocess.Popen[bytes]:
+) -> "Running":
     """A script, one of the `files` (path to text), as Python's main program in a sandbox of its own, with these arguments and
     descriptors. One byte comes out of `ready` before it begins.
 
-    Who starts it has to `kill` the process and wait for it: its end is that of everything inside. The thread that starts
-    it has to live so long too.
+    Who starts it has to `end` it. The thread that starts it has to live so long too.
 
     Raises: SandboxError where there is no bubblewrap.
     """
     bwrap = _bwrap()
+    _adopt_orphans()
     spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if (
         os.geteuid() == 0
@@ -234,7 +237,10 @@ def start(
     with contextlib.ExitStack() as stack:
         seccomp = _unnamed_file(stack, seccomp_filter(platform.machine()))
         data = {path: _unnamed_file(stack, text.encode("utf-8", "replace")) for path, text in files.items()}
-        command = [bwrap, "--die-with-parent", "--new-session", *spaces, *_file_system(), *tmp]
+        info, theirs = os.pipe()
+        stack.callback(os.close, theirs)
+        command = [bwrap, "--die-with-parent", "--new-session", "--info-fd", str(theirs)]
+        command += [*spaces, *_file_system(), *tmp]
         for path, descriptor in data.items():
             command += ["--perms", "0444", "--ro-bind-data", str(descriptor), path]
         command += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp), "--clearenv"]
@@ -245,13 +251,64 @@ def start(
         numbers = [limits.memory, limits.disk, limits.threads, seconds, uid, ready]
         command += [str(_interpreter()), "-PsSB", f"/{INSIDE.name}", script, *map(str, numbers), *arguments]
         given = [*descriptors, *([ready] if ready >= 0 else [])]
-        return subprocess.Popen(
-            command,
-            stdin=_unnamed_file(stack, stdin.encode("utf-8", "replace")),
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(seccomp, *data.values(), *given),
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=_unnamed_file(stack, stdin.encode("utf-8", "replace")),
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(theirs, seccomp, *data.values(), *given),
+            )
+        except OSError:
+            os.close(info)
+            raise
+    return Running(process, info)
+
+
+@functools.cache
+def _adopt_orphans() -> None:
+    """Let what this process's children leave behind become its own children (prctl PR_SET_CHILD_SUBREAPER).
+
+    Bubblewrap leaves the first process of a sandbox to process 1, and in many containers that is no init: the dead would
+    never be buried, and in a long run use up the process numbers.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A sandbox: bubblewrap's process, and a descriptor that tells the number of the first process inside."""
+
+    process: subprocess.Popen[bytes]
+    info: int
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill all that is inside, wait until it is gone, and give back the pipes.
+
+        The first process inside is killed, whose end is that of all others. Killing bubblewrap would do as well only
+        once the two are bound to each other, which takes it a moment.
+        """
+        with open(self.info, "rb") as info:
+            said = info.read()
+        first = json.loads(said)["child-pid"] if said else None
+        if first is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first, signal.SIGKILL)
+        self.process.wait()
+        if first is not None:
+            with contextlib.suppress(ChildProcessError):  # where bubblewrap itself has waited for it
+                os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.kill(first, signal.SIGKILL)
+                os.waitpid(first, 0)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 # --------------------------------------------------------------------------------------------------------------------- run
@@ -266,7 +323,7 @@ def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # 
     ready, theirs = os.pipe()
     with open(ready, "rb", buffering=0) as started:
         try:
-            process = start(
+            running = start(
                 "/program.py",
                 {"/program.py": program},
                 limits,
@@ -277,7 +334,7 @@ def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # 
             )
         finally:
             os.close(theirs)
-        with ended(process):
+        with running as process:
             end, stdout, stderr = _read(process, deadline, limits.output)
             if end is End.EXIT:
                 try:
@@ -286,7 +343,7 @@ def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # 
                     end = End.TIME
         if not started.read(1) and end is not End.TIME:
             raise SandboxError(f"the sandbox did not start: {_said(stderr)}")
-    if end is End.EXIT and process.returncode in TIME_STATUS:
+    if end is End.EXIT and process.returncode == TIME_STATUS:
         end = End.TIME
     text = stdout[: limits.output].decode("utf-8", "replace")
     return Result(end, process.returncode, text, stderr[-STDERR_TAIL:].decode("utf-8", "replace"))
@@ -294,19 +351,6 @@ def run(program: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # 
 
 def _said(stderr: bytes) -> str:
     return stderr[-STDERR_TAIL:].decode("utf-8", "replace").strip() or "it said nothing"
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Kills a sandbox and all in it when the block is left, and gives back its pipes."""
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[End, bytes, bytes]:

@@ -28,7 +28,7 @@ def confine(memory: int, disk: int, threads: int, seconds: int, uid: int) -> Non
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

@@ -182,6 +182,24 @@ def test_a_program_dies_with_its_caller(mark):
     assert nothing_stays(mark)
 
 
+def dead():
+    """Children of this process that have ended, and that nobody has waited for."""
+    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {child for child in children if " Z " in pathlib.Path(f"/proc/{child}/stat").read_text()}
+
+
+@needs_bwrap
+def test_a_sandbox_can_be_ended_at_any_moment_and_leaves_no_dead(mark):
+    before = dead()
+    for delay in (0.0, 0.001, 0.002, 0.004, 0.008, 0.03) * 3:
+        running = sandbox.start("/x.py", {"/x.py": "import time; time.sleep(99)"}, LIMITS)
+        time.sleep(delay)
+        running.end()
+        assert not marked(mark)
+    assert run("pass", limits=LIMITS).status == 0
+    assert dead() <= before
+
+
 @needs_bwrap
 def test_threads_and_asyncio_may_run_programs(mark):
     async def several():
