@@ -26,7 +26,7 @@ from rlvr_jax.registry import register
 from rlvr_jax.rollout.workers import Failed, Outcome, TimedOut, Workers, then
 from rlvr_jax.tasks.code import fenced
 from rlvr_jax.tasks.records import RecordError, read_jsonl
-from rlvr_jax.tasks.sandbox import End, Limits, require_sandbox, run
+from rlvr_jax.tasks.sandbox import Confined, End, require_sandbox, run
 
 RESULT = "result"
 """The tag of what comes back; no tool has this name."""
@@ -220,26 +220,15 @@ class Calculator(Tool):
 
 @register("tool", "python")
 @dataclasses.dataclass(frozen=True)
-class Python(Tool):
+class Python(Confined, Tool):
     """A Python program, run in the sandbox that judges code (`tasks.sandbox`): the standard library, no network, no state
     from call to call.
 
     The result is what it prints, and after that the end of what it says on stderr: the last line of an exception. A program
-    between ``` and ``` is read too. Needs Linux and bubblewrap.
+    between ``` and ``` is read too. `seconds` is below the deadline of a call. Needs Linux and bubblewrap.
 
     Raises: ValueError for limits out of range.
     """
-
-    seconds: float = 4.0
-    """Wall clock, below the deadline of a call."""
-    memory_mb: int = 512
-
-    def __post_init__(self):
-        _ = self.limits
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(seconds=self.seconds, memory=self.memory_mb << 20)
 
     def prepare(self) -> None:
         require_sandbox()

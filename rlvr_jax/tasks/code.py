@@ -33,7 +33,15 @@ from rlvr_jax.tasks.code_inside import FAILED, GONE, PASSED, READY
 from rlvr_jax.tasks.code_records import read_record
 from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.records import converted
-from rlvr_jax.tasks.sandbox import TIME_STATUS, Limits, Running, SandboxError, require_sandbox, start
+from rlvr_jax.tasks.sandbox import (
+    TIME_STATUS,
+    Confined,
+    Limits,
+    Running,
+    SandboxError,
+    require_sandbox,
+    start,
+)
 from rlvr_jax.tasks.sources import read_records
 
 SAMPLE = pathlib.Path(__file__).parent / "data" / "code"
@@ -135,7 +143,7 @@ def _byte(descriptor: int, seconds: float) -> bytes | None:
 
 @register("task", "code")
 @dataclasses.dataclass(frozen=True)
-class Code(Task):
+class Code(Confined, Task):
     """Functions in Python, judged by running tests in a sandbox: HumanEval (Chen et al., arXiv:2107.03374), MBPP (Austin et
     al., arXiv:2108.07732), EvalPlus (Liu et al., arXiv:2305.01210), and files with their fields.
 
@@ -154,14 +162,10 @@ class Code(Task):
     seconds: float = 4.0
     """For all tests of an answer, wall clock; getting ready for them may take as long. Below the half of
     `verification.deadline`, after which an answer is judged no more."""
-    memory_mb: int = 512
-
-    def __post_init__(self):
-        _ = self.limits
 
     @property
-    def limits(self) -> Limits:
-        return Limits(seconds=self.seconds, memory=self.memory_mb << 20)
+    def processes(self) -> int:
+        return 2
 
     def check(self) -> None:
         require_sandbox()

@@ -19,7 +19,7 @@ from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
 from rlvr_jax.tasks.code import LONGEST_PROGRAM, fenced
 from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.records import LazySequence, Placed, RecordError, converted
-from rlvr_jax.tasks.sandbox import End, Limits, SandboxError, require_sandbox, run
+from rlvr_jax.tasks.sandbox import Confined, End, Limits, SandboxError, require_sandbox, run
 from rlvr_jax.tasks.sources import read_records
 
 SAMPLE = pathlib.Path(__file__).parent / "data" / "programs"
@@ -95,7 +95,7 @@ def judge(tests: Sequence[dict], program: str, each: Limits, seconds: float) -> 
 
 @register("task", "programs")
 @dataclasses.dataclass(frozen=True)
-class Programs(Task):
+class Programs(Confined, Task):
     """Programs from stdin to stdout, judged by running them in a sandbox: CodeContests (Li et al., arXiv:2203.07814) and
     files with its fields `prompt` and `tests`.
 
@@ -114,14 +114,10 @@ class Programs(Task):
     seconds: float = 8.0
     """For all tests of an answer, wall clock, below `verification.deadline`. A record's own `time_limit_s` holds for each
     of its tests."""
-    memory_mb: int = 512
-
-    def __post_init__(self):
-        _ = self.limits
 
     @property
-    def limits(self) -> Limits:
-        return Limits(seconds=self.seconds, memory=self.memory_mb << 20)
+    def processes(self) -> int:
+        return 2
 
     def check(self) -> None:
         require_sandbox()

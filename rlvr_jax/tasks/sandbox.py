@@ -72,6 +72,22 @@ class Limits:
                 raise ValueError(f"{name}={getattr(self, name)}: a sandbox takes {least} or more.")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Confined:
+    """Fields of what runs programs of a model. Raises: ValueError for limits out of range."""
+
+    seconds: float = 4.0
+    """Wall clock."""
+    memory_mb: int = 512
+
+    def __post_init__(self):
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(seconds=self.seconds, memory=self.memory_mb << 20)
+
+
 class End(enum.StrEnum):
     """How a program came to its end."""
 

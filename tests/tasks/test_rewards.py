@@ -169,7 +169,7 @@ def test_figures_are_with_and_without_weight():
 
 
 def test_group_filters_look_at_correctness_and_not_at_the_shaped_reward():
-    """All wrong, of different lengths, so of different rewards: still a group that teaches nothing (lesson 71)."""
+    """All wrong, of different lengths, so of different rewards: still a group that teaches nothing."""
     task = Rewarded(Arithmetic(), (OfTask(), Custom("brief", brief, 0.1)))
     found = collected(task, ["4", "444", "3", "4"])
     assert len(set(found.rollout.reward[:2].tolist())) == 2
