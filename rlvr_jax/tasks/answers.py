@@ -5,7 +5,9 @@ import re
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 """1,234.5 or 1234.5 or .5"""
-SIGN = r"[-+\u2212]"
+MINUS = "\u2212\u2013\u2014-"
+"""The sign, the dashes that are written for it, and the hyphen."""
+SIGN = f"[+{MINUS}]"
 _LAST = re.compile(rf"(?<![0-9A-Za-z_])({SIGN}?)(?:\\?\$)?({DIGITS})")
 """Not inside a word: "A2" holds no number, and in "5-3" the minus is not a sign."""
 GROUPING = re.compile(r"(?<=[0-9]) ?(?:\{ ?, ?\}|,\\! ?|\\[,!])(?=[0-9]{3}(?![0-9]))")
@@ -32,4 +34,4 @@ def decimal_number(sign: str, digits: str) -> decimal.Decimal | None:
     """The number with a sign ("", +, - or a minus sign) and digits; `None` for one of more than 100 characters."""
     if len(digits) > LONGEST_NUMBER:
         return None
-    return decimal.Decimal(("-" if sign in ("-", "\u2212") else "") + digits.replace(",", ""))
+    return decimal.Decimal(("-" if sign and sign in MINUS else "") + digits.replace(",", ""))

@@ -82,6 +82,9 @@ def read(text: str) -> Any:
         parsing_timeout=None,
         raise_on_error=True,
     )
+    if not found and r"\pm" in text:  # what of them the parser cannot read, it can one by one
+        upper, lower = (text.replace(r"\pm", one).replace(r"\mp", other) for one, other in ("+-", "-+"))
+        return read(f"{upper}, {lower}")
     value: Any = found[0] if found else None
     if isinstance(value, sympy_module().MatAdd | sympy_module().MatMul):
         value = value.doit()

@@ -64,7 +64,9 @@ def boxed(text: str) -> tuple[int, str] | None:
         return (bare[-1].end(), bare[-1][1]) if bare else None
     contents = [found[-1][2]]
     for (_, end, content), (start, *_) in zip(found[-2::-1], found[:0:-1], strict=False):
-        if not (0 <= start - end <= LONGEST_JOINT and _JOINT.fullmatch(text, end, start)):
+        if not (
+            0 <= start - end <= LONGEST_JOINT and _JOINT.fullmatch(text, end, start) and contents[-1].strip()
+        ):
             break
         if content != contents[-1]:
             contents.append(content)
@@ -83,10 +85,11 @@ _MATHS = re.compile(
 )
 """In a look-ahead, so that each dollar sign may open: the first of "$5 for $x$" does not."""
 _LISTED = re.compile(r"[\s,;]*(?:\band\b|\bor\b|[\s,;]|\\q?quad)[\s,;]*")
+_BRACES = r"\s*\{(?:[^{}]|\{[^{}]{0,80}\}){0,120}\}"
 _VALUE = re.compile(
-    rf"(?<![0-9A-Za-z_.])-?\\[dt]?frac\{{-?[0-9]+\}}\{{[0-9]+\}}"
+    rf"(?<![0-9A-Za-z_.])-?(?:[0-9]+ ?)?\\(?:[dtc]?frac{_BRACES}{_BRACES}|sqrt(?:\[[0-9]\])?{_BRACES}|pi\b)(?: ?\\pi\b)?"
     rf"|(?<![0-9A-Za-z_]){SIGN}?(?:\\?[$\u20ac\u00a3])?{DIGITS}"
-    rf"(?:,[0-9]{{1,2}}(?![0-9]))?(?:\s?/\s?{DIGITS})?(?:\s?\\?%)?"
+    rf"(?:[eE][-+]?[0-9]{{1,3}}(?![0-9A-Za-z])|,[0-9]{{1,2}}(?![0-9]))?(?:\s?/\s?{DIGITS})?(?:\s?\\?%)?"
 )
 _WORD = re.compile(
     r"[^\W\d_]{3,}|[^\x00-\u024f\u0370-\u03ff\W\d_]|\b(?:is|of|to|we|in|so|it|at|by|he|an|as|on|if|no|be|do|am)\b"
@@ -175,9 +178,15 @@ def value_of(said: str) -> str | None:
     return last_value(said)
 
 
+_END = re.compile(r"<\|[a-z_]{2,20}\|>|</s>")
+
+
 def spoken(text: str) -> str | None:
-    """What follows the reasoning, or of that what stands in the last <answer> tag; `None` for reasoning without an end."""
-    said = after_reasoning(text)
+    """What follows the reasoning, or of that what stands in the last <answer> tag; `None` for reasoning without an end.
+
+    Without the marks that end a turn.
+    """
+    said = after_reasoning(_END.sub("", text))
     told = None if said is None else last_answer(said)
     return said if told is None else told
 
@@ -198,4 +207,6 @@ def final_answer(text: str) -> str | None:
         answer = (value_of(after) if after else None) or box[1]
     else:
         answer = value_of(after_hashes(said) or stated(said) or said)
+        if answer is None and "</answer>" in text:
+            answer = said.strip() or None
     return answer if answer is not None and len(answer) <= LONGEST_ANSWER else None

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from rlvr_jax.registry import register
-from rlvr_jax.tasks.answers import last_number
+from rlvr_jax.tasks.answers import GROUPING, last_number
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict, check_split
 from rlvr_jax.tasks.expressions import load
-from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, spoken
+from rlvr_jax.tasks.final_answer import LONGEST_ANSWER, boxed, last_value, spoken
 from rlvr_jax.tasks.latex import canonical, number, plain, written
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.sources import read_records
@@ -28,6 +28,9 @@ def final_number(completion: str) -> str | None:
     box = boxed(said)
     if box:
         return box[1] if len(box[1]) <= LONGEST_ANSWER else None
+    value = last_value(GROUPING.sub(",", said))
+    if value and re.search("[0-9]", value):  # 1/2 is not 2
+        return value
     found = last_number(said)
     return None if found is None else format(found, "f")
 

@@ -6,13 +6,22 @@ Rules on strings alone; what a string says is for `rlvr_jax.tasks.values`.
 import decimal
 import fractions
 import re
+import unicodedata
 
 from rlvr_jax.tasks.answers import GROUPING, LONGEST_NUMBER, decimal_number, spelt
+
+
+def _fraction(character: str) -> str:
+    """A fraction that is one character, such as \u2153."""
+    top, bottom = unicodedata.normalize("NFKC", character).split("\u2044")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
 
 _UNICODE = str.maketrans(
     {
         "\u2212": "-",
         "\u2013": "-",
+        "\u2014": "-",
         "\u00d7": r"\times ",
         "\u00b7": r"\cdot ",
         "\u00f7": "/",
@@ -28,23 +37,29 @@ _UNICODE = str.maketrans(
         "\u2208": r"\in ",
         "\u2205": r"\emptyset ",
         "\u00b0": r"^\circ",
-        "\u00b2": "^2",
-        "\u00b3": "^3",
-        "\u00bd": r"\frac{1}{2}",
-        "\u00bc": r"\frac{1}{4}",
-        "\u00be": r"\frac{3}{4}",
+        "\u2044": "/",
         "\u20ac": r"\$",
         "\u00a3": r"\$",
-        "\uff0c": ",",
         "\u3001": ",",
         "\u3002": ".",
         "\u00a0": " ",
         "~": " ",
     }
+    | {chr(full): chr(full - 0xFEE0) for full in range(0xFF01, 0xFF5F)}  # full width, as in Chinese texts
+    | {half: _fraction(half) for half in map(chr, (*range(0xBC, 0xBF), *range(0x2150, 0x215F)))}
 )
+_RAISED = re.compile("([\u00b2\u00b3\u00b9\u2070\u2074-\u2079\u207b\u207f]+)|([\u2080-\u2089]+)")
 
-_WORDED = r"\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf|mathit|operatorname|rm)\s*\{([^{}]*)\}"
-_OVERLINE = re.compile(r"(-?)([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
+
+def _scripts(found: re.Match) -> str:
+    """Raised and lowered characters as an exponent or an index."""
+    return f"{'^' if found[1] else '_'}{{{unicodedata.normalize('NFKC', found[0])}}}".replace("\u2212", "-")
+
+
+_WORDED = r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it|sf|tt)|operatorname|rm)\s*\{([^{}]*)\}"
+_IN_DIGITS = re.compile(r"[\s$(\\+-]*[0-9.]")
+"""How words begin that are a value: \\text{13}, not \\text{m/s^2}."""
+_OVERLINE = re.compile(r"(-?)([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{?([0-9]+)\}?")
 
 _RULES = [
     (re.compile(pattern), replacement)
@@ -52,7 +67,10 @@ _RULES = [
         (r"\\\\(?=[A-Za-z])", r"\\"),  # a doubled backslash; not in a matrix, see `plain`
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
         (r"\\(?:displaystyle|limits|boldsymbol)(?![A-Za-z])|\\!", ""),
-        (r"\\f?box(?:ed)?(?=\s*\{)", ""),
+        (r"\\f?box(?:ed)?(?![A-Za-z])", ""),
+        (r"\\(?:text)?color\s*\{[^{}]*\}|\\tag\*?\s*\{[^{}]*\}|\\underline(?=\s*\{)", ""),
+        (r"\{\s*\\(?:bf|it|rm|sf|tt)\s+([^{}]*)\}", r"\\text{\1}"),
+        (r"\\(?:math(?:rm|bf|it|sf|tt)|bm|bf|it|rm|sf|tt)(?![A-Za-z])(?=\s*(?:[^\s{]|\{\s*\\))", ""),
         (r"(?<!\\)\\[()\[\]]|\\?\$|\\?&(?=\s*=)", " "),
         (r"\\(?:quad|qquad)(?=[a-z]_)|\\q?quad(?![A-Za-z])|(?<!\\)\\[,;:> ]", " "),
         (r"\\(?:hspace|vspace|phantom)\s*(?:\{[^{}]*\}|-)", " "),
@@ -67,11 +85,18 @@ _RULES = [
         (r"\\frac\s*([0-9A-Za-z])\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
         (r"\\frac\s*(\\[A-Za-z]+)\s*([0-9A-Za-z])(?![A-Za-z])", r"\\frac{\1}{\2}"),
-        (r"^\s*\\approx(?![A-Za-z])", ""),
+        (r"^\s*(?:\\(?:approx|sim|simeq|cong)(?![A-Za-z])|=)", ""),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\[dt]?binom\s*([0-9A-Za-z])\s*([0-9A-Za-z])(?![A-Za-z])", r"\\binom{\1}{\2}"),
+        (r"\^\s*(-[0-9]+)", r"^{\1}"),
+        (r"(\^\s*[0-9]+)\s+(?=[0-9])", r"\1 \\cdot "),
         (r"\\sqrt\s*\{\s*\}", r"\\sqrt"),
         (r"\\sqrt\s*([0-9A-Za-z])(?![A-Za-z])", r"\\sqrt{\1}"),
         (r"(?:\\sqrt|(?<![A-Za-z\\])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z\\])sqrt\s*([0-9]+)", r"\\sqrt{\1}"),
+        (r"(?<![0-9/^_.,}] )(?<![0-9/^_.,}])([0-9]+)\s?/\s?([0-9]+) (?=[A-Za-z\\])", r"\\frac{\1}{\2} "),
         ("\u221a\\s*([0-9A-Za-z]+)", r"\\sqrt{\1}"),
+        ("\u221b\\s*([0-9A-Za-z]+)", r"\\sqrt[3]{\1}"),
         ("\u221a\\s*\\(([^()]*)\\)", r"\\sqrt{\1}"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\(?:degree|deg)s?(?![A-Za-z])", " "),
         (r"\\overline\s*\{([A-Z]{2,})\}", r"\1"),  # a segment; of a number with z it is the conjugate
@@ -81,7 +106,10 @@ _RULES = [
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"\\mathbb\s*\{?\s*R\s*\}?", r"(-\\infty, \\infty)"),
         (r"\\dot\s*\{?([0-9])\}?", r"\\overline{\1}"),
-        (r"\s*(?:\\pmod\s*\{?\w+\}?|\(?\s*\\(?:text|mathrm)\s*\{\s*\(?\s*mod\s*\}\s*\w+\s*\)?)\s*$", ""),
+        (
+            r"\s*(?:\\(?:pmod|bmod|mod)\s*\{?\w+\}?|\(?\s*\\(?:text|mathrm)\s*\{\s*\(?\s*mod\s*\}\s*\w+\s*\)?)\s*$",
+            "",
+        ),
         (
             r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})(?![A-Za-z0-9])",
             r"\1 \\times 10^{\2}",
@@ -95,17 +123,37 @@ _RULES = [
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         # 2(3), which the parser would read as a mixed number
         (r"(?<![\^_A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)\s*\(", r"\1 \\cdot ("),
-        (r"(?<![0-9/^_.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
     )
 ]
+_MIXED = re.compile(
+    r"(?<![0-9/^_.,])(?<![0-9] )([0-9]{1,3}(?: [0-9]{3})+|[0-9]+)[^\S\n]+([0-9]+)[^\S\n]*/[^\S\n]*([0-9]+)(?![0-9])"
+)
+_PRODUCT = re.compile(r"(?<![0-9A-Za-z/^_.{])([0-9]+)\s*\\frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}")
+_ROWS = re.compile(r"^\s*\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\s*$")
 _IN_MATRIX = re.compile(r"matrix|array|cases")
+_SHORT_UNIT = (
+    "[cmkdn]m|[km]?g|kg|m[lL]|dL|cc|ft|in|yds?|mi|hrs?|mins?|m?s|secs?|lbs?|oz|[mk]ph|rpm|rads?|k?Hz|k?Pa|kWh?|eV|sq|pts?"
+    "|[aApP][mM]|USD|EUR"
+)
 _UNIT = re.compile(
     r"(?:(?<=[0-9})])|(?<=\\pi)|(?<=\\pi ))\s*(?:" + _WORDED + r"(?:\s*/\s*" + _WORDED + r")?"
-    r"|(?<=[0-9\s])(?!(?:percent(?:age)?|pct|sqrt|pi|e|sin|cos|tan|log|ln|mod|i)\b)"
-    r"[a-zA-Z]{2,}(?:\s+[a-z]+|/[a-z]+)*)\s*\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*$"
+    r"|(?<=[0-9\s])(?!(?:percent(?:age)?|pct|sqrt|pi|e|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|exp|log|ln|mod|i)\b)"
+    rf"(?:(?=[a-zA-Z]{{2}})(?:{_SHORT_UNIT})(?![a-zA-Z])|(?!(?:[a-f]+|[p-z]+)(?![a-z]))(?=[a-zA-Z]*[aeiou])"
+    r"(?:[a-zA-Z]{5,}|[a-zA-Z]{3,}s(?![a-zA-Z])|(?<=\s)[a-zA-Z]{3,4}(?![a-zA-Z])))(?:\s+[a-z]+|/[a-z]+)*)\s*\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*$"
 )
-"""Words after a value, with an exponent: 5 \\text{ cm}^2, 18 dollars per hour. One letter by itself is a variable."""
+"""Words after a value, with an exponent: 5 \\text{ cm}^2, 18 dollars per hour, 12cm. Single letters are variables, and so are
+two or three that are no unit or word: 2ab is a product."""
 _PERCENT = re.compile(r"\\?%|(?<![A-Za-z])(?:percent(?:age)?|pct)(?![A-Za-z])")
+_ANGLE = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{?\s*-)[^=,]*?(?:\^\s*\{?\s*\\circ)"
+)
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+"""Degrees in what a trigonometric function is of are no decoration."""
+_SAID = re.compile(r"(?i)^(?:the )?(?:final )?answer(?: is\b|:) ?")
+_GROUP = re.compile(r"^\{((?:[^{},\\]|\\(?![{}])|\{(?:[^{}]|\{[^{}]*\})*\})*)\}$")
+"""Braces around all of an answer that is no set."""
+
+
 _AND = re.compile(
     r",?\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*,?"
 )
@@ -123,15 +171,39 @@ def plain(latex: str) -> str:
 
     \text{...} becomes its words, "and" a comma, 1\!,000 one thousand in digits, 0.\overline{3} a fraction.
     """
-    text = GROUPING.sub("", re.sub(r"\s+", " ", latex.translate(_UNICODE)))
+    text = re.sub(r" ?\n[ \n]*", "\n", re.sub(r"[^\S\n]+", " ", latex))
+    text = GROUPING.sub("", _RAISED.sub(_scripts, text).translate(_UNICODE))
+    if _ANGLE.search(text):
+        text = _DEGREES.sub(r"(\1 \\cdot \\frac{\\pi}{180})", text)
     for pattern, replacement in _RULES[1:] if _IN_MATRIX.search(text) else _RULES:
         text = pattern.sub(replacement, text)
-    text = _listed(text)
-    text = _OVERLINE.sub(_repeating, text).strip(" \n\t\"'*`,;.:")
-    text = re.sub(_WORDED, lambda found: f" {found[1]} " if re.search("[0-9]", found[1]) else found[0], text)
+    text = _ROWS.sub(_matrix, text)
+    text = _MIXED.sub(_mixed, _PRODUCT.sub(_product, _listed(text)))
+    text = _OVERLINE.sub(_repeating, text).strip(" \n\t\"'*`,;.:").rstrip("\\")
+    text = re.sub(_WORDED, lambda found: f" {found[1]} " if _IN_DIGITS.match(found[1]) else found[0], text)
     text = _UNIT.sub("", text)
     text = re.sub(_WORDED, lambda found: f" {found[1]} " if len(found[1]) > 1 else found[1], text)
-    return re.sub(r"\s+", " ", _listed(text)).strip(" ,;.:")
+    text = _SAID.sub("", re.sub(r"\s+", " ", _listed(text)).strip(" ,;.:"))
+    return _GROUP.sub(r"\1", text)
+
+
+def _matrix(found: re.Match) -> str:
+    """[[1, 2], [3, 4]] as LaTeX."""
+    rows = r" \\ ".join(row.replace(",", " & ") for row in re.findall(r"\[([^\[\]]*)\]", found[1]))
+    return rf"\begin{{pmatrix}} {rows} \end{{pmatrix}}"
+
+
+def _mixed(found: re.Match) -> str:
+    """1 1/2 as LaTeX, where the fraction is less than 1; all else is no number."""
+    whole, top, bottom = found.groups()
+    proper = len(found[0]) < LONGEST_NUMBER and int(top) < int(bottom)
+    return rf"{whole.replace(' ', '')}\frac{{{top}}}{{{bottom}}}" if proper else found[0]
+
+
+def _product(found: re.Match) -> str:
+    r"""2\frac{3}{2} with a dot: only a fraction of less than 1 makes a mixed number."""
+    proper = len(found[0]) > LONGEST_NUMBER or int(found[2]) < int(found[3])
+    return found[0] if proper else rf"{found[1]} \cdot \frac{{{found[2]}}}{{{found[3]}}}"
 
 
 def _repeating(found: re.Match) -> str:
@@ -159,7 +231,7 @@ def without_symbol(text: str) -> str:
     return text[: found.start()] if found and found.end() == len(text) else text
 
 
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*=\s*")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\{\w+\}|\w))?\s*=\s*")
 
 
 def without_name(text: str) -> str:

@@ -5,7 +5,7 @@ import functools
 import re
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr_jax.registry import register
 from rlvr_jax.tasks.base import Reason, Split, Task, Verdict
@@ -20,7 +20,9 @@ LETTERS = string.ascii_uppercase[:10]
 LONGEST_OPTION = 1000
 
 _SAID = r"(?:answer|option|choice|r\u00e9ponse|respuesta|risposta|antwort|\u7b54\u6848)"
-_LINK = r"(?:\s+(?:is|are|would be|should be|must be|est|es|ist|\u00e8)\b|\s*[:=\u662f\uff1a])?"
+_LINK = (
+    r"(?i:\s+(?:is|are|would be|should be|must be|est|es|ist|\u00e8)\b|\s*[:=\u662f\uff1a]|\s+[-\u2013]\s)"
+)
 _DRESS = r"[\s*_\"'`$\\(\[{]*(?:(?:text|mathrm|textbf|boxed)\s*\{\s*)?\(?"
 
 
@@ -28,48 +30,102 @@ _LISTED = re.compile(r"(?<![A-Za-z0-9])[A-Z]\)?\s*(?:,|/|&|\band\b|\bor\b)\s*\(?
 """What stands before a letter that is not the only one."""
 
 
-@functools.lru_cache(maxsize=32)
-def _patterns(letters: str) -> tuple[re.Pattern, re.Pattern, re.Pattern, re.Pattern]:
-    """The letter alone, after "the answer is", at the start, and anywhere but after "not".
+class _Patterns(NamedTuple):
+    """Where a letter may stand: by itself (a small one, or only capitals), after "the answer is" and the like, with "answer" and "is"
+    in front of it, at the start, anywhere but after "not".
 
     In the last two, A and I before a word in small letters are words; no letter has another one listed after it.
     """
-    single = rf"(?![AI]\s+[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9])"
+
+    alone: re.Pattern
+    line: re.Pattern
+    said: re.Pattern
+    answered: re.Pattern
+    start: re.Pattern
+    anywhere: re.Pattern
+    options: re.Pattern
+    """A line that is an option, as the question has them."""
+
+
+@functools.lru_cache(maxsize=32)
+def _patterns(letters: str) -> _Patterns:
+    right = r"is\s+(?:the\s+)?(?:correct|right|best|answer)\b"
+    single = rf"(?![AI]\s+(?!{right})[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9])"
     no_more = rf"(?!\)?\s*(?:,|/|&|\band\b|\bor\b)\s*\(?[{letters}](?![A-Za-z0-9]))"
-    alone = rf"{_DRESS}([{letters}{letters.lower()}])[\s)\]}}.:,*$\"'`]*"
-    told = rf"(?!I\s+[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9])|(?<=\()[{letters.lower()}](?=\))"
-    said = rf"(?i:\b{_SAID}){_LINK}{_DRESS}({told}){no_more}"
+    undress = r"[\s)\]}.:,*_$\"'`]*"
+    alone = rf"{_DRESS}([{letters}{letters.lower()}]){undress}"
+    line = rf"{_DRESS}([{letters}]){undress}"
+    small = rf"[{letters.lower()}](?=[.,;:)\]*\"'`$]|\s*(?:\n|\Z))"
+    told = rf"(?!I\s+[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9])|{small}"
+    said = rf"(?i:\b{_SAID}){_LINK}?{_DRESS}({told}){no_more}"
+    answered = rf"(?i:\banswer){_LINK}{_DRESS}({told}){no_more}"
     start = rf"[\s*(]*({single}){no_more}"
     anywhere = rf"(?<!not )(?<!not \()(?<!\bnor )(?<![A-Za-z0-9])({single})"
-    return re.compile(alone), re.compile(said), re.compile(start), re.compile(anywhere)
+    options = rf"(?m)^\s*\(?[{letters}][.):]\s"
+    return _Patterns(*map(re.compile, (alone, line, said, answered, start, anywhere, options)))
 
 
 def chosen(text: str, options: Sequence[str] = (), letters: str = LETTERS) -> str | None:
     """The letter that a text chooses; `None` for none, and where it chooses several at once.
 
-    Of what is `spoken`, the first of these that is there: the last box
-    (a letter, a letter with its option, or an option's text); the last "answer is (C)"; a letter that it begins with; an
-    option's text, as the whole of it or in "the answer is ..."; the last capital letter by itself that is not after "not".
+    Of what is `spoken`, the first of these that is there: "answer is (C)" after all boxes; the last box
+    (a letter, a letter with its option, or an option's text); a letter that is the last line; the last "answer is (C)"; a letter
+    that it begins with, unless it begins with all of the options; an option's text, as the whole of it or in "the answer is ...";
+    the last capital letter by itself that is not after "not"; the only option that a short text names.
     """
     told = spoken(text)
     if told is None:
         return None
-    alone, said, start, anywhere = _patterns(letters)
+    find = _patterns(letters)
     box = boxed(told)
     if box:
         content = plain(box[1]) if len(box[1]) <= LONGEST_OPTION else ""
-        found = alone.fullmatch(content) or start.match(content)
+        found = (
+            _last(find.answered, told, box[0]) or find.alone.fullmatch(content) or find.start.match(content)
+        )
         return found[1].upper() if found else _by_text(content, options)
-    found = alone.fullmatch(told.strip()) or (list(said.finditer(told)) or [None])[-1]
-    if not found:
-        found = start.match(told.strip())
+    told = told.strip()
+    found = (
+        find.alone.fullmatch(told)
+        or find.line.fullmatch(told, told.rfind("\n") + 1)
+        or _last(find.said, told)
+    )
+    if not found and len(find.options.findall(told)) < 2:
+        found = find.start.match(told)
     if found:
         return found[1].upper()
     named = _by_text(told, options) or _by_text(stated(told) or "", options)
     if named:
         return named
-    last = (list(anywhere.finditer(told)) or [None])[-1]
-    return last[1] if last and not _LISTED.search(told[max(0, last.start() - 12) : last.start()]) else None
+    last = _last(find.anywhere, told)
+    if last and not _LISTED.search(told[max(0, last.start() - 12) : last.start()]):
+        return last[1]
+    return None if last else _named(stated(told) or told, options)
+
+
+def _last(pattern: re.Pattern, text: str, start: int = 0) -> re.Match | None:
+    return (list(pattern.finditer(text, start)) or [None])[-1]
+
+
+_TOKEN = re.compile(r"[-\u2212]?[0-9][0-9,]*(?:\.[0-9]+)?|[^\W\d_]+|[^\w\s.!?]")
+LONGEST_NAMING = 150
+
+
+def _named(text: str, options: Sequence[str]) -> str | None:
+    """The letter of the only option whose words are in a short text; of an option without words, all figures of the text."""
+    told = _TOKEN.findall(text.casefold())
+    if len(text) > LONGEST_NAMING or "not" in told:
+        return None
+    figures = [token for token in told if not token.isalpha()]
+    found = []
+    for letter, option in zip(string.ascii_uppercase, options, strict=False):
+        words = _TOKEN.findall(option.casefold())
+        in_words = any(word.isalpha() for word in words)
+        if words and (
+            any(told[i : i + len(words)] == words for i in range(len(told))) if in_words else words == figures
+        ):
+            found.append(letter)
+    return found[0] if len(found) == 1 else None
 
 
 def _by_text(text: str, options: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr_jax.tasks.base import Reason
-from rlvr_jax.tasks.expressions import is_closed, read, sympy_module, verify
+from rlvr_jax.tasks.expressions import read, sympy_module, verify
 from rlvr_jax.tasks.latex import (
     decimal_comma,
     key,
@@ -22,11 +22,12 @@ from rlvr_jax.tasks.latex import (
     without_percent,
     without_symbol,
 )
+from rlvr_jax.tasks.points import POINTS, SAME, at_points, close, is_real, rebuilt
 
 SIGNIFICANT = 4
 """Digits from which a decimal counts for the exact value that is rounded to it."""
-SAME = 1e-12
-POINTS = 3
+CUT_OFF = 6
+"""The same, of one that is cut off."""
 MOST_MEMBERS = 40
 """Of sets and lists."""
 
@@ -61,6 +62,8 @@ def equal(gold: str, answer: str, tolerance: Sequence[float] = ()) -> bool | Non
         gold = without_name(gold)
     if key(gold) == key(answer) or _worded(gold) == _worded(answer) != "":
         return True
+    if min(len(gold), len(answer)) <= len("(A)") and _lettered(gold) == _lettered(answer) != "":
+        return True
     if number(gold) is not None:
         answer = without_symbol(answer)
     found = _equal(gold, answer, tolerance)
@@ -81,7 +84,14 @@ def _hundredth(text: str) -> str | None:
 def _worded(text: str) -> str:
     """A text of letters alone, or one letter in brackets, in one way; "" for any other."""
     bare = re.sub(r"[\s()\-]", "", text)
-    return bare.casefold() if re.fullmatch(r"[^\W\d_]{2,}|\(?[A-Z]\)?", bare) else ""
+    word = bare.casefold() if re.fullmatch(r"[^\W\d_]{2,}|\(?[A-Z]\)?", bare) else ""
+    return {"true": "yes", "false": "no"}.get(word, word)
+
+
+def _lettered(text: str) -> str:
+    """The letter that an option of a choice begins with: (A), or C. x = 42; "" for none."""
+    found = re.fullmatch(r"\(?([A-Z])(?:\)|[.:)]\s.+)?", text)
+    return found[1] if found else ""
 
 
 def _equal(gold: str, answer: str, tolerance: Sequence[float]) -> bool | None:
@@ -100,7 +110,8 @@ def _equal(gold: str, answer: str, tolerance: Sequence[float]) -> bool | None:
         return base == other
     value = read(answer)
     if value is None:
-        return None
+        left, _, right = answer.rpartition("=")  # of \bmod and the like, what they are said to be
+        return _equal(gold, right.strip(), tolerance) if left and right and "=" not in gold else None
     reference = read(gold)
     if reference is None:
         raise UnreadableReference(
@@ -120,12 +131,15 @@ def _near(exact: Any, given: Any, tolerance: Sequence[float]) -> bool:
 
 
 def _rounds(exact: fractions.Fraction, digits: str) -> bool:
-    """Whether a number is rounded to this decimal, of at least four significant digits."""
+    """Whether a number is rounded to this decimal, of at least four significant digits, or cut off at six or more."""
     if not re.fullmatch(r"[-+]?[0-9]*\.[0-9]+", digits):
         return False
     significant = len(digits.replace(".", "").lstrip("-+0"))
     off = abs(exact - fractions.Fraction(digits)) * 10 ** len(digits.partition(".")[2])
-    return significant >= SIGNIFICANT and off <= fractions.Fraction(1, 2) + fractions.Fraction(1, 10**9)
+    cut = significant >= CUT_OFF and abs(fractions.Fraction(digits)) <= abs(exact) and off < 1
+    return (
+        significant >= SIGNIFICANT and off <= fractions.Fraction(1, 2) + fractions.Fraction(1, 10**9) or cut
+    )
 
 
 def _rounded(exact: fractions.Fraction, digits: str) -> bool:
@@ -145,7 +159,14 @@ def same(gold: Any, value: Any, tolerance: tuple[float, ...] = ()) -> bool:
         return False
     kind = _kind(gold)
     if "matrix" in (kind, _kind(value)) and kind != _kind(value):
-        return False
+        vector, other = (gold, value) if kind == "matrix" else (value, gold)
+        if 1 not in vector.shape or _kind(other) not in (
+            "tuple",
+            "interval",
+        ):  # (1, 2) is read as an interval
+            return False
+        ours, theirs = _members(gold), _members(value)
+        return len(ours) == len(theirs) <= MOST_MEMBERS and _in_order(ours, theirs, tolerance)
     if kind != _kind(value) or not kind:
         return verify(gold, value)
     if kind == "number":
@@ -218,7 +239,12 @@ def _unwrapped(gold: Any, value: Any) -> tuple[Any, Any]:
         gold, value = (
             both.rhs if there else both for both, there in zip((gold, value), for_sets, strict=True)
         )
-    if isinstance(value, sympy.Eq) and _kind(gold) != "relation":
+    if isinstance(gold, sympy.Eq) and isinstance(value, sympy.Eq):
+        function = sympy.core.function.AppliedUndef
+        sides = ((gold.lhs, value.lhs), (value.lhs, gold.lhs))
+        if any(str(one) == "y" and isinstance(other, function) for one, other in sides):
+            return gold.rhs, value.rhs  # y = 2x and f(x) = 2x
+    elif isinstance(value, sympy.Eq) and _kind(gold) != "relation":
         value = value.rhs
     elif isinstance(gold, sympy.Eq) and _kind(value) != "relation" and not gold.lhs.atoms(sympy.Number):
         gold = gold.rhs
@@ -228,67 +254,28 @@ def _unwrapped(gold: Any, value: Any) -> tuple[Any, Any]:
 # --------------------------------------------------------------------------------------------------------------- numbers
 
 
-def _at_points(value: Any) -> list | None:
-    """The value at a few points, letters taken for numbers, i for the imaginary unit; `None` where it has none there."""
-    import sympy
-    from sympy.core.function import AppliedUndef
-
-    if not is_closed(value):
-        return None
-    value = value.xreplace({f: sympy.Symbol(str(f)) for f in value.atoms(AppliedUndef)})
-    value = _rebuilt(value)
-    letters = sorted(value.free_symbols, key=str)
-    found = []
-    for point in range(POINTS if letters else 1):
-        place = {
-            letter: sympy.I if letter.name == "i" else sympy.Float(_coordinate(letter.name, point), 30)
-            for letter in letters
-        }
-        at = value.evalf(20, subs=place) if letters else value.evalf(20)
-        if at.has(sympy.nan, sympy.zoo) or not (at.is_infinite or _is_evaluated(at)):
-            return None
-        found.append(at)
-    return found if letters else found * POINTS
-
-
-def _is_evaluated(at: Any) -> bool:
-    return all(part.is_Float or part.is_Rational for part in at.as_real_imag())
-
-
-def _coordinate(letter: str, point: int) -> str:
-    """Between -3 and 3, never near a whole number of halves, the same for a letter everywhere."""
-    seed = sum((i + 1) * ord(c) for i, c in enumerate(letter)) + 97 * point
-    return f"{(-1) ** point * (0.0731 + (seed * 0.6180339887498949) % 2.9):.15f}"
-
-
 def _same_number(gold: Any, value: Any, tolerance: tuple[float, ...]) -> bool:
     sympy = sympy_module()
     if gold == value:
         return True
     symbols = [x for x in (gold, value) if isinstance(x, sympy.Symbol)]
-    ours, theirs = (None, None) if len(symbols) == 2 else (_at_points(gold), _at_points(value))
+    ours, theirs = (None, None) if len(symbols) == 2 else (at_points(gold), at_points(value))
     if ours is None or theirs is None:
-        return bool(symbols) and verify(gold, value) or (_rebuilt(gold) == _rebuilt(value))
+        return bool(symbols) and verify(gold, value) or (rebuilt(gold) == rebuilt(value))
     if symbols and verify(gold, value):
         return True  # a word against the product of its letters
     if gold.free_symbols or value.free_symbols:
-        return all(map(_close, ours, theirs))
+        apart = [point for point, pair in enumerate(zip(ours, theirs, strict=True)) if not close(*pair)]
+        return len(apart) < POINTS and not any(is_real(gold, point) for point in apart)
     exact, given = ours[0], theirs[0]
-    if _close(exact, given) or (exact.is_real and given.is_real and _near(exact, given, tolerance)):
+    if close(exact, given) or (exact.is_real and given.is_real and _near(exact, given, tolerance)):
         return True
     for one, at, digits in ((gold, exact, _decimal(value)), (value, given, _decimal(gold))):
         if digits is not None and at.is_real and at.is_finite and not _decimal(one):
-            rational = _rebuilt(one)
+            rational = rebuilt(one)
             if not (rational.is_Rational and _ends(fractions.Fraction(rational.p, rational.q))):
                 return _rounds(fractions.Fraction(str(at)), digits)
     return False
-
-
-def _close(one: Any, other: Any) -> bool:
-    if one.is_infinite or other.is_infinite:
-        return bool(one == other)
-    size = max(abs(one), abs(other))
-    return bool(abs(one - other) <= SAME * size) or bool(size < 1e-50)
 
 
 def _decimal(value: Any) -> str | None:
@@ -299,11 +286,6 @@ def _decimal(value: Any) -> str | None:
     if not isinstance(number, sympy.Float):
         return None
     return f"{'-' if negative else ''}{decimal.Decimal(repr(float(number))):f}"
-
-
-def _rebuilt(value: Any) -> Any:
-    """The same in SymPy's order of terms: sums and products were read as they were written."""
-    return value.func(*map(_rebuilt, value.args)) if value.args else value
 
 
 # ------------------------------------------------------------------------------------------------------------- relations
@@ -324,11 +306,12 @@ def _same_one(gold: Any, value: Any) -> bool:
     if any(_kind(side) != "number" for one in (gold, value) for side in one.args):
         return gold.rel_op == value.rel_op and same(gold.lhs, value.lhs) and same(gold.rhs, value.rhs)
     left, right = gold.lhs - gold.rhs, value.lhs - value.rhs
-    ours, theirs = _at_points(left), _at_points(right)
+    ours, theirs = at_points(left), at_points(right)
     if not ours or not theirs or not all(ours) or not all(theirs):
-        return gold.rel_op == value.rel_op and _rebuilt(left) == _rebuilt(right)
+        turned = rebuilt(-right) if gold.rel_op in ("==", "!=") else None
+        return gold.rel_op == value.rel_op and rebuilt(left) in (rebuilt(right), turned)
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    if not all(_close(ratio, ratios[0]) for ratio in ratios):
+    if not all(close(ratio, ratios[0]) for ratio in ratios):
         return False
     if gold.rel_op in ("==", "!="):
         return gold.rel_op == value.rel_op

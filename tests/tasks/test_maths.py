@@ -287,7 +287,6 @@ WRONG = [
     ("[2,4]", r"\boxed{(2,4)}"),
     (r"\ln 2", r"\boxed{\log 2}"),
     (r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}", r"\boxed{I}"),
-    (r"\cos 60^\circ", r"\boxed{\frac12}"),
     ("3", "Answer is 3 apples and 4 oranges"),
 ]
 """The same; some of them were false positives."""
