@@ -18,7 +18,7 @@ def refused(message, function, *arguments):
 
 TOP = ", ".join(f.name for f in dataclasses.fields(Config))
 KNOWN = ", ".join(sorted(PRESETS))
-SIZES = "prompts, group_size, minibatches, epochs, micro_batches, max_rounds"
+SIZES = "prompts, group_size, minibatches, epochs, micro_batches, max_rounds, ahead"
 EITHER = "model is either a path to weights or `scratch` (random ones): set exactly one of model.path and model.scratch."
 
 BAD = [

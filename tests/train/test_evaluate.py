@@ -162,7 +162,7 @@ class Votes(Vowels):
         other = {Reason.CORRECT: Reason.WRONG, Reason.WRONG: Reason.CORRECT}
         return Verdict.of(other.get(found.reason, found.reason))
 
-    def answer(self, completion):
+    def answer(self, record, completion):
         return completion.split()[0] if completion.split() else None
 
 

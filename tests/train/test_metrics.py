@@ -156,6 +156,7 @@ def test_rollouts_are_cut_at_the_step_of_the_resume(tmp_path):
         "reason": "wrong",
         "length": 2,
         "truncated": True,
+        "version": 0,
     }
 
 
