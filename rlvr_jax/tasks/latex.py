@@ -121,6 +121,10 @@ _RULES = [
         (r"(?<![A-Za-z\\])inf(?:ini)?ty(?![A-Za-z])", r"\\infty "),
         (r"(?<![0-9])\.(?=[0-9])", "0."),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (
+            r"(?<![A-Za-z\\{])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|exp)(?=\s*[\^(_]|\s+[0-9a-z\\])(?![A-Za-z])",
+            r"\\\1",
+        ),
         # 2(3), which the parser would read as a mixed number
         (r"(?<![\^_A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)\s*\(", r"\1 \\cdot ("),
     )

@@ -43,6 +43,8 @@ class _Patterns(NamedTuple):
     answered: re.Pattern
     start: re.Pattern
     anywhere: re.Pattern
+    boxed: re.Pattern
+    """At the start, and not of all letters: A. B. C."""
     options: re.Pattern
     """A line that is an option, as the question has them."""
 
@@ -55,14 +57,17 @@ def _patterns(letters: str) -> _Patterns:
     undress = r"[\s)\]}.:,*_$\"'`]*"
     alone = rf"{_DRESS}([{letters}{letters.lower()}]){undress}"
     line = rf"{_DRESS}([{letters}]){undress}"
-    small = rf"[{letters.lower()}](?=[.,;:)\]*\"'`$]|\s*(?:\n|\Z))"
+    small = (
+        rf"[{letters.lower()}](?=[.,;:)\]*\"'`$]|\s*(?:\n|\Z))(?!,?\s*(?:\bor\b\s*)?[{letters.lower()}]\b)"
+    )
     told = rf"(?!I\s+[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9])|{small}"
     said = rf"(?i:\b{_SAID}){_LINK}?{_DRESS}({told}){no_more}"
     answered = rf"(?i:\banswer){_LINK}{_DRESS}({told}){no_more}"
     start = rf"[\s*(]*({single}){no_more}"
     anywhere = rf"(?<!not )(?<!not \()(?<!\bnor )(?<![A-Za-z0-9])({single})"
+    boxed = rf"{start}(?![\s.):]*\(?(?!\1|[AI]\s+[a-z])[{letters}](?!['\u2019]?[A-Za-z0-9]))"
     options = rf"(?m)^\s*\(?[{letters}][.):]\s"
-    return _Patterns(*map(re.compile, (alone, line, said, answered, start, anywhere, options)))
+    return _Patterns(*map(re.compile, (alone, line, said, answered, start, anywhere, boxed, options)))
 
 
 def chosen(text: str, options: Sequence[str] = (), letters: str = LETTERS) -> str | None:
@@ -81,7 +86,7 @@ def chosen(text: str, options: Sequence[str] = (), letters: str = LETTERS) -> st
     if box:
         content = plain(box[1]) if len(box[1]) <= LONGEST_OPTION else ""
         found = (
-            _last(find.answered, told, box[0]) or find.alone.fullmatch(content) or find.start.match(content)
+            _last(find.answered, told, box[0]) or find.alone.fullmatch(content) or find.boxed.match(content)
         )
         return found[1].upper() if found else _by_text(content, options)
     told = told.strip()

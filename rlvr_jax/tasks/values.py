@@ -89,9 +89,10 @@ def _worded(text: str) -> str:
 
 
 def _lettered(text: str) -> str:
-    """The letter that an option of a choice begins with: (A), or C. x = 42; "" for none."""
-    found = re.fullmatch(r"\(?([A-Z])(?:\)|[.:)]\s.+)?", text)
-    return found[1] if found else ""
+    """The letter that an option of a choice begins with: (A), or C. x = 42; "" for none, and for several."""
+    found = re.fullmatch(r"\(?([A-Z])(?:\)|[.:)]\s(.+))?", text)
+    several = found and found[2] and re.search(r"(?<![A-Za-z0-9])[A-Z](?:[.:),]|$)", found[2])
+    return found[1] if found and not several else ""
 
 
 def _equal(gold: str, answer: str, tolerance: Sequence[float]) -> bool | None:
