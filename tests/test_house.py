@@ -137,7 +137,9 @@ def module(requirement):
     )
 
 
-@pytest.mark.parametrize("requirement", requirements("gguf", "datasets", "tasks", "logging"), ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "requirement", requirements("gguf", "datasets", "tasks", "logging"), ids=lambda r: r.name
+)
 def test_each_dependency_is_used(requirement):
     used = module(requirement) in top_modules()
     if canonicalize_name(requirement.name) in NOT_IMPORTED:
@@ -147,7 +149,9 @@ def test_each_dependency_is_used(requirement):
 
 
 def test_each_import_is_a_declared_dependency():
-    declared = {module(r) for r in requirements("gguf", "datasets", "tasks", "logging", "test")} | {"rlvr_jax"}
+    declared = {module(r) for r in requirements("gguf", "datasets", "tasks", "logging", "test")} | {
+        "rlvr_jax"
+    }
     assert top_modules() - set(sys.stdlib_module_names) <= declared
 
 
