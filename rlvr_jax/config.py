@@ -140,15 +140,15 @@ class Verification:
     batch_deadline: float = 600.0
     """Seconds for all answers in workers that are not judged when the last one has been sampled; what is not judged by then
     is `timeout` too."""
+    memory_gb: float = 4.0
+    """GiB that one process may take. A verifier that wants more has failed: its verdict is `error`."""
 
     def __post_init__(self):
         if self.workers is not None:
             _positive(self, "verification", "workers", least=0)
-        for name in ("deadline", "batch_deadline"):
+        for name in ("deadline", "batch_deadline", "memory_gb"):
             if not getattr(self, name) > 0:
-                raise ValueError(
-                    f"verification.{name} is a positive number of seconds, got {getattr(self, name)}."
-                )
+                raise ValueError(f"verification.{name} is a positive number, got {getattr(self, name)}.")
 
 
 @dataclasses.dataclass(frozen=True)

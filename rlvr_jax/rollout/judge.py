@@ -57,12 +57,14 @@ def judging(
     workers: int | None = None,
     deadline: float = 10.0,
     batch_deadline: float = 600.0,
+    memory_gb: float = 4.0,
     others: Sequence[Task] = (),
 ) -> Iterator[Judge]:
     """A judge with processes of its own: `workers` of them, or as many as the task (or one of `others`, which it will judge
-    too) asks for."""
+    too) asks for, with so many GiB for each."""
     wanted = max(each.processes for each in (task, *others))
-    with Workers(wanted if workers is None else workers, deadline) as processes:
+    count, memory = wanted if workers is None else workers, int(memory_gb * 2**30)
+    with Workers(count, deadline, memory=memory) as processes:
         yield Judge(task, processes, batch_deadline)
 
 

@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -102,18 +103,20 @@ class Workers:
     new process takes its place. To load a call's module, and to prepare it (`Prepares`), a process has `preparation`
     seconds more. `count=0` makes each call at once, in the thread that submits it: no deadline is possible there.
 
+    A process may take `memory` bytes (None: any number); a call that wants more has failed. What calls print goes nowhere.
+
     Closing does not wait: what is not done by then has failed.
 
     Raises: ValueError for a count below 0 and for times that are not positive and finite.
     """
 
-    def __init__(self, count: int, deadline: float, preparation: float = 300.0):
+    def __init__(self, count: int, deadline: float, preparation: float = 300.0, memory: int | None = None):
         if count < 0:
             raise ValueError(f"workers={count}: use 1 process or more, or 0 for calls without a deadline.")
         for name, seconds in (("deadline", deadline), ("preparation", preparation)):
             if not (seconds > 0 and math.isfinite(seconds)):
                 raise ValueError(f"{name}={seconds}: a call has a positive, finite number of seconds.")
-        self.count, self.deadline, self._preparation = count, deadline, preparation
+        self.count, self.deadline, self._preparation, self._memory = count, deadline, preparation, memory
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -210,7 +213,7 @@ class Workers:
             if self._closed:
                 return Failed(CLOSED)
             try:
-                child = _Child(self._preparation, self.deadline)
+                child = _Child(self._preparation, self.deadline, self._memory)
             except OSError as error:
                 return Failed(f"no process can be started: {_text(error)}")
             self._children.add(child)
@@ -226,12 +229,12 @@ class Workers:
 class _Child:
     """One process, and this end of the pipe to it."""
 
-    def __init__(self, preparation: float, deadline: float):
+    def __init__(self, preparation: float, deadline: float, memory: int | None):
         self._pipe, theirs = multiprocessing.Pipe()
         self._installed: set[int | None] = set()
         self.spent = False
         with theirs:
-            serving = f"serve({theirs.fileno()}, {preparation}, {deadline})"
+            serving = f"serve({theirs.fileno()}, {preparation}, {deadline}, {memory})"
             start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; {serving}"
             # A session of its own: Ctrl-C in the terminal is for the parent, and what the child starts dies with it.
             self._process = subprocess.Popen(
@@ -281,14 +284,18 @@ class _Child:
         self._pipe.close()
 
 
-def serve(descriptor: int, preparation: float, deadline: float) -> None:
+def serve(descriptor: int, preparation: float, deadline: float, memory: int | None) -> None:
     """The life of a child: calls from the pipe, outcomes into it, until the parent is gone.
 
     A call that the parent does not end is ended by a thread of C, which needs no interpreter lock.
     """
     pipe = Connection(descriptor)
     installed: dict[int, Any] = {}
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     with contextlib.suppress(EOFError, ConnectionError), open(os.devnull, "w") as nowhere:
+        for output in (1, 2):  # only now, so that what keeps a child from starting is seen
+            os.dup2(nowhere.fileno(), output)
         while True:
             number, pickled, call = pipe.recv()
             if pickled is not None:

@@ -119,6 +119,39 @@ def test_values_larger_than_a_pipe_holds_come_through(workers):
     assert result(workers.submit(str.upper, text)) == Done("X" * 3_000_000)
 
 
+def take(megabytes):
+    return len(bytearray(megabytes << 20))
+
+
+def take_ever_more():
+    kept = []
+    while True:
+        kept.append(bytearray(1 << 24))
+
+
+def test_memory_without_bound_costs_the_call_and_no_other():
+    with Workers(1, PATIENCE, memory=1 << 30) as workers:
+        for wanted in (lambda: take_ever_more(), lambda: take(1 << 12)):
+            assert result(workers.submit(wanted)) == Failed("MemoryError")
+        assert result(workers.submit(take, 100)) == Done(100 << 20)
+
+
+def shout():
+    """Most of a gigabyte on both outputs, by Python and past it."""
+    line = b"x" * (1 << 20)
+    for _ in range(300):
+        print(line)
+        sys.stderr.write("x" * (1 << 20))
+        os.write(1, line)
+    return "done"
+
+
+def test_what_a_call_prints_goes_nowhere(capfd):
+    with Workers(1, PATIENCE) as workers:
+        assert result(workers.submit(shout)) == Done("done")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_functions_of_no_module_are_sent_by_value(workers):
     shift = 3
     assert result(workers.submit(lambda x: x + shift, 4)) == Done(7)
