@@ -58,12 +58,9 @@ def _plain(value: Any) -> Any:
         return to_config(value)
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    if callable(value) and not dataclasses.is_dataclass(
-        value
-    ):  # only Python can make one; its name is for people to read
-        return getattr(value, "__qualname__", type(value).__qualname__)
     if not dataclasses.is_dataclass(value):
-        return value
+        # Only Python can put a function into a config; its name is for people to read.
+        return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
     fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return {"name": value.name, **fields} if isinstance(value, Task | Tool | AnswerReward) else fields
 

@@ -43,8 +43,7 @@ from rlvr_jax.tasks.sandbox import (
     start,
 )
 from rlvr_jax.tasks.sources import read_records
-
-SAMPLE = pathlib.Path(__file__).parent / "data" / "code"
+from rlvr_jax.tasks.splits import SAMPLES
 
 LONGEST_PROGRAM = 100_000
 """Characters. What is longer is no function."""
@@ -171,7 +170,7 @@ class Code(Confined, Task):
         require_sandbox()
 
     def records(self, split: Split) -> Sequence[dict]:
-        lines = read_records(self.path or str(SAMPLE), split, ("prompt",))
+        lines = read_records(self.path or str(SAMPLES / self.name), split, ("prompt",))
         return converted(lines, functools.partial(read_record, split))
 
     def prompt(self, record: dict) -> Prompt:

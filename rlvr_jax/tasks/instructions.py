@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,8 +11,7 @@ from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.instruction_checks import arguments, follows, load_models, variants
 from rlvr_jax.tasks.records import RecordError, converted
 from rlvr_jax.tasks.sources import read_records
-
-SAMPLE = pathlib.Path(__file__).parent / "data" / "instructions"
+from rlvr_jax.tasks.splits import SAMPLES
 
 LONGEST_ANSWER = 20_000
 """Characters, three times what IFEval asks for at the most: the sentences of the eight loose variants are counted in a
@@ -61,7 +59,7 @@ class Instructions(Task):
     """1 for an answer that fulfils every constraint and 0 for any other; or the share of the constraints it fulfils."""
 
     def records(self, split: Split) -> Sequence[dict]:
-        lines = read_records(self.path or str(SAMPLE), split, ("prompt", "instruction_id_list"))
+        lines = read_records(self.path or str(SAMPLES / self.name), split, ("prompt", "instruction_id_list"))
         return converted(lines, functools.partial(read_record, split))
 
     def prepare(self) -> None:

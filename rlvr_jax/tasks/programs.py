@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import pathlib
 import re
 import time
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from rlvr_jax.tasks.final_answer import after_reasoning
 from rlvr_jax.tasks.records import LazySequence, Placed, RecordError, converted
 from rlvr_jax.tasks.sandbox import Confined, End, Limits, SandboxError, require_sandbox, run
 from rlvr_jax.tasks.sources import read_records
+from rlvr_jax.tasks.splits import SAMPLES
 
-SAMPLE = pathlib.Path(__file__).parent / "data" / "programs"
 TOLERANCE = 1e-6
 _DECIMAL = re.compile(r"[+-]?[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?")
 
@@ -123,7 +122,7 @@ class Programs(Confined, Task):
         require_sandbox()
 
     def records(self, split: Split) -> Sequence[dict]:
-        lines = read_records(self.path or str(SAMPLE), split, ("prompt", "tests"))
+        lines = read_records(self.path or str(SAMPLES / self.name), split, ("prompt", "tests"))
         return converted(unambiguous(lines), functools.partial(read_record, split))
 
     def prompt(self, record: dict) -> list[dict[str, str]]:
