@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -146,8 +146,11 @@ def _sampler(
 
 def check_devices(config: Config, devices: int) -> None:
     """Raise ValueError where the mesh or the batch does not fit the devices; before anything is loaded."""
-    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=jax.devices()[:devices])
-    shards = batch_shards(mesh)
+    _check_rows(config, make_mesh(**dataclasses.asdict(config.mesh), devices=jax.devices()[:devices]))
+
+
+def _check_rows(config: Config, mesh: Mesh) -> None:
+    shards, devices = batch_shards(mesh), mesh.size
     for name, rows in (("batch.prompts", config.batch.prompts), ("warmup.batch", config.warmup.batch)):
         if rows % shards and (name == "batch.prompts" or config.warmup.steps):
             raise ValueError(
@@ -169,12 +172,37 @@ def make_tokenizer(config: Config) -> tuple[Any, tuple[int, ...]]:
     return tokenizer, eos_ids(config.model.path, tokenizer)
 
 
-def assemble(config: Config, num_prompts: int) -> Program:
-    """Check the devices, read the model's description, and build the functions. Loads and compiles nothing yet."""
-    check_devices(config, len(jax.devices()))
-    mesh = make_mesh(**dataclasses.asdict(config.mesh))
-    tokenizer, stop = make_tokenizer(config)
-    model_config = _model_config(config, len(tokenizer))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Described:
+    """What is known of a model before its weights are read."""
+
+    model: ModelConfig
+    tokenizer: Any
+    stop: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Config) -> "Described":
+        """From the files of the config's model, or from `model.scratch`."""
+        tokenizer, stop = make_tokenizer(config)
+        return cls(model=_model_config(config, len(tokenizer)), tokenizer=tokenizer, stop=stop)
+
+
+def assemble(
+    config: Config,
+    num_prompts: int,
+    *,
+    devices: Sequence[Any] | None = None,
+    described: Described | None = None,
+) -> Program:
+    """Check the devices, read the model's description, and build the functions. Loads and compiles nothing yet.
+
+    `devices` are all that are here, or those of a topology to compile for; `described` spares the model's files.
+    """
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+    _check_rows(config, mesh)
+    described = Described.of(config) if described is None else described
+    tokenizer, stop, model_config = described.tokenizer, described.stop, described.model
+    _check_positions(config, model_config)
     graphdef, params = nnx.split(nnx.eval_shape(lambda: _decoder(config, model_config, 0)))
     model, traces = nnx.merge(graphdef, params), Counter()
     sampler = _sampler(config, model, tokenizer, stop, mesh, traces)
@@ -277,13 +305,16 @@ def _model_config(config: Config, vocab_size: int) -> ModelConfig:
             rope_theta=scratch.rope_theta,
             max_positions=config.prompts.max_tokens + config.sampling.max_new_tokens,
         )
+    return found
+
+
+def _check_positions(config: Config, model: ModelConfig) -> None:
     need = config.prompts.max_tokens + config.sampling.max_new_tokens
-    if need > found.max_positions:
+    if need > model.max_positions:
         raise ValueError(
-            f"prompts.max_tokens + sampling.max_new_tokens = {need} is more than the {found.max_positions} positions of "
+            f"prompts.max_tokens + sampling.max_new_tokens = {need} is more than the {model.max_positions} positions of "
             "the model: lower one of them."
         )
-    return found
 
 
 def _placed(tree: Any, shardings: Any) -> Any:

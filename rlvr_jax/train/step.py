@@ -158,7 +158,7 @@ def make_update(
     return update
 
 
-def jit_update(update: Callable, **settings: Any) -> Callable:
+def jit_update(update: Callable, **settings: Any) -> "InPlace":
     """`update`, compiled to work in the buffers of the state that it is given, which is gone then.
 
     But for the frozen weights, which are no result of it: they are in the state that comes back as they were. Were they
@@ -172,11 +172,22 @@ def jit_update(update: Callable, **settings: Any) -> Callable:
 
     compiled = jax.jit(on_frozen, donate_argnums=0, **settings)
 
-    def run(state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
-        after, metrics = compiled(state.changing, state.frozen, *batch)
+    return InPlace(compiled)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InPlace:
+    """What `jit_update` returns: `compiled` takes the state in two parts, what changes and what is frozen."""
+
+    compiled: Any
+
+    def __call__(self, state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
+        after, metrics = self.compiled(state.changing, state.frozen, *batch)
         return dataclasses.replace(after, frozen=state.frozen), metrics
 
-    return run
+    def lower(self, state: TrainState, *batch: Any) -> jax.stages.Lowered:
+        """For arrays or their shapes, as a jitted function's `lower`."""
+        return self.compiled.lower(state.changing, state.frozen, *batch)
 
 
 def _drift(stats: Stats, credit: Credit) -> Metrics:
