@@ -10,8 +10,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # Debian packages that tests need; without them those tests skip and say why.
-DEBIAN_PACKAGES := bubblewrap
-SHELL_SCRIPTS := .ci/run $(wildcard launch/*.sh)
+DEBIAN_PACKAGES := bubblewrap slurm-wlm munge
+SHELL_SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.sbatch)
 
 DEMO := -m rlvr_jax.cli train configs/quickstart.yaml --json
 DEMO_LLM_MODEL := smollm2-135m-instruct

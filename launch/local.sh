@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
 # Train on this one host, with every device JAX finds:
 #
-#     launch/local.sh CONFIG [--field value ...]
+#     launch/local.sh [--processes N] CONFIG [--field value ...]
 #
-# The arguments go to `rlvr-jax train` as they are. A run that was told to stop (SIGTERM, as before a preemption) saves
-# a checkpoint and exits with 143. It is then started again with the same arguments and goes on from that checkpoint,
-# unless it was this script that was told: SIGTERM or Ctrl-C here is passed on, and the run's exit code is the script's.
+# The arguments go to `rlvr-jax train` as they are. With --processes, N processes train one run together, and each gets
+# an equal share of the host's devices: of the GPUs (those of CUDA_VISIBLE_DEVICES, or all), or of JAX_NUM_CPU_DEVICES
+# (one each without it). A TPU host has one process for all its chips.
+#
+# A run that was told to stop (SIGTERM, as before a preemption) saves a checkpoint and exits with 143. It is then started
+# again with the same arguments and goes on from that checkpoint, unless it was this script that was told: SIGTERM or
+# Ctrl-C here is passed on, and the run's exit code is the script's. A process that fails ends the others, and its exit
+# code is the run's.
 #
 # Dry run of a sharded config without accelerators, on 8 devices that share this host's cores:
 #
@@ -13,38 +18,113 @@
 set -euo pipefail
 
 readonly preempted=143
+readonly usage="usage: launch/local.sh [--processes N] CONFIG [--field value ...]"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-if [[ $# -eq 0 || $1 == -* ]]; then
-    echo "usage: launch/local.sh CONFIG [--field value ...]" >&2
-    exit 2
+fail() { # CODE MESSAGE
+    echo "$2" >&2
+    exit "$1"
+}
+
+processes=1
+if [[ ${1:-} == --processes ]]; then
+    processes=${2:-}
+    [[ $processes =~ ^[1-9][0-9]*$ ]] || fail 2 "launch/local.sh: --processes is '$processes', and must be a number from 1 on."
+    shift 2
 fi
+[[ $# -gt 0 && $1 != -* ]] || fail 2 "$usage"
+
 if [[ -x $root/.venv/bin/rlvr-jax ]]; then
     train=("$root/.venv/bin/rlvr-jax" train "$@")
 elif command -v rlvr-jax >/dev/null; then
     train=(rlvr-jax train "$@")
 else
-    echo "launch/local.sh: no rlvr-jax on this host: run \`make setup\` in $root, or pip install rlvr_jax." >&2
-    exit 127
+    fail 127 "launch/local.sh: no rlvr-jax on this host: run \`make setup\` in $root, or pip install rlvr_jax."
 fi
 
-told_to_stop=false
-child=
-# A background child of a script ignores SIGINT, so Ctrl-C reaches the run as SIGTERM.
-trap 'told_to_stop=true; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' INT TERM
+share() { # COUNT WHAT: how many of them each process gets
+    (($1 % processes == 0)) || fail 2 "launch/local.sh: $1 $2 cannot be shared equally by $processes processes: choose a number that divides it."
+    echo $(($1 / processes))
+}
 
-while ! $told_to_stop; do
-    "${train[@]}" &
-    child=$!
-    # Told between the start and the line above: the trap did not know whom to tell.
-    ! $told_to_stop || kill -TERM "$child" 2>/dev/null || true
+gpus=()
+if [[ $processes -gt 1 && ${JAX_PLATFORMS:-} != cpu ]]; then
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+        IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+    elif command -v nvidia-smi >/dev/null; then
+        while read -r gpu; do gpus+=("$gpu"); done < <(nvidia-smi --query-gpu=index --format=csv,noheader)
+    fi
+fi
+gpu_share=$(share ${#gpus[@]} GPUs)
+cpu_share=$(share "${JAX_NUM_CPU_DEVICES:-0}" "devices of JAX_NUM_CPU_DEVICES")
+
+start() { # I: start process I of the run in the background
+    if [[ $processes -eq 1 ]]; then
+        "${train[@]}" &
+        return
+    fi
+    local environment=()
+    [[ $gpu_share -eq 0 ]] || environment+=("CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${gpus[*]:$1*gpu_share:gpu_share}")")
+    [[ $cpu_share -eq 0 ]] || environment+=("JAX_NUM_CPU_DEVICES=$cpu_share")
+    env ${environment[@]+"${environment[@]}"} "${train[@]}" --coordinator "127.0.0.1:$port" --processes "$processes" --process "$1" &
+}
+
+free_port() { # one that nothing listens on, below those that systems give to clients
+    local port
+    while port=$((10000 + RANDOM % 20000)) && (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
+    echo "$port"
+}
+
+told=0   # how often this script was told to stop
+passed=0 # how often the run was
+children=()
+# A background child of a script ignores SIGINT, so Ctrl-C reaches the run as SIGTERM. It is passed on by `finish`, which
+# knows all children, each time once: a run that is told twice does not save.
+trap 'told=$((told + 1))' INT TERM
+
+tell() { # SIGNAL: to each child
+    local child
+    for child in "${children[@]}"; do kill "-$1" "$child" 2>/dev/null || true; done
+}
+
+finish() { # waits for all children; `code` is that of the first to end with another than 0, or 0
+    local running child ended deadline=0
     code=0
-    wait "$child" || code=$?
-    while [[ -n $(jobs -pr) ]]; do # the signal ended the wait, the run is still saving
-        code=0
-        wait "$child" || code=$?
+    while [[ ${#children[@]} -gt 0 ]]; do
+        for (( ; passed < told; passed++)); do tell TERM; done
+        running=()
+        for child in "${children[@]}"; do
+            if kill -0 "$child" 2>/dev/null; then
+                running+=("$child")
+                continue
+            fi
+            ended=0
+            wait "$child" || ended=$?
+            [[ $code -ne 0 ]] || code=$ended
+        done
+        children=(${running[@]+"${running[@]}"})
+        [[ ${#children[@]} -gt 0 ]] || return 0
+        # Without the one that ended they cannot go on. Where it was told to stop, they are saving as it did; where it
+        # failed, they may wait for it for ever.
+        if [[ $code -ne 0 && $deadline -eq 0 ]]; then
+            deadline=$((SECONDS + 60))
+            [[ $code -eq $preempted ]] || { deadline=$((SECONDS + 10)) && tell TERM; }
+        elif [[ $code -ne 0 && $SECONDS -ge $deadline ]]; then
+            echo "launch/local.sh: one process ended with $code, and ${#children[@]} did not end after it: killed." >&2
+            tell KILL
+        fi
+        sleep 0.1
     done
-    if [[ $code -ne $preempted ]] || $told_to_stop; then
+}
+
+while [[ $told -eq 0 ]]; do
+    port=$(free_port)
+    for ((i = 0; i < processes; i++)); do
+        start "$i"
+        children+=($!)
+    done
+    finish
+    if [[ $code -ne $preempted || $told -gt 0 ]]; then
         exit "$code"
     fi
     echo "launch/local.sh: the run was preempted; it goes on from its last checkpoint." >&2
