@@ -26,7 +26,8 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """softmax([q prefix_k^T, q k^T] * scale) [prefix_v; v], over the keys that `places` lets a query see.
 
-    B / P consecutive rows share a prefix, N / K consecutive heads a key head. `window` is the layer's, one of `windows`.
+    B / P consecutive rows share a prefix, or each has the one that `places.owners` names; N / K consecutive heads share a
+    key head. `window` is the layer's, one of `windows`.
 
     | computed for | whole rows in bfloat16         | whole rows otherwise | decoding (T = 1) |
     |--------------|--------------------------------|----------------------|------------------|
@@ -43,8 +44,9 @@ def attend(
     What is checked: splash in Pallas's interpreter and cuDNN's arguments on XLA, both in float32 against `plain`, values
     and gradients; that splash compiles for TPUs. Neither kernel has run on its hardware.
     """
-    packed_behind_prefix = places.segments is not None and prefix_k.shape[1] > 0
-    if q.shape[1] > 1 and q.dtype == jnp.bfloat16 and not packed_behind_prefix:
+    if places.owners is not None:
+        prefix_k, prefix_v = places.owners.of(prefix_k), places.owners.of(prefix_v)
+    if q.shape[1] > 1 and q.dtype == jnp.bfloat16:
         kernel, platform = None, platform_in_use()
         if platform == "tpu":
             from rlvr_jax.models.splash import splash

@@ -21,7 +21,7 @@ from rlvr_jax.models.attention import attend
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
-from rlvr_jax.models.positions import Places, rope_angles, rope_frequencies, rotate
+from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate
 from rlvr_jax.products import Turned, product, turned_product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
@@ -112,23 +112,26 @@ class Decoder(nnx.Module):
     def prefill(self, tokens: Int[Array, "P S"], length: Int[Array, " P"]) -> Prefix:
         """Keys and values of prompts padded on the right. `length` may be 0: that prefix is masked entirely."""
         nothing = self._empty_prefix(tokens.shape[0])
-        _, (keys, values) = self._run(tokens, nothing, None, emit=lambda k, v: (k, v))
+        _, (keys, values) = self._run(tokens, nothing, None, None, emit=lambda k, v: (k, v))
         return Prefix(keys=keys, values=values, length=length)
 
-    def hidden(self, tokens: Int[Array, "B T"], prefix: Prefix) -> Float[Array, "B T D"]:
-        """What the head reads at each own position; B is a multiple of the P prefixes, groups consecutive.
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        prefix: Prefix,
+        *,
+        segments: Int[Array, "B T"] | None = None,
+        owners: Owners | None = None,
+    ) -> Float[Array, "B T D"]:
+        """What the head reads at each own position. Row b continues prompt b // (B / P), groups consecutive, or that of
+        `owners`, at position `prefix.length`, causal over its own tokens.
 
-        Row b continues prompt b // (B / P) at position `prefix.length`, causal over its own tokens.
+        With `segments` a row is packed: each run of equal numbers is a text of its own, which starts behind the prefix and
+        sees only that and itself.
         """
-        return self._run(tokens, prefix, None, emit=lambda k, v: None)[0]
-
-    def packed(self, tokens: Int[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """The same for rows that hold several whole texts one after another, without any prefix.
-
-        A text is a run of equal numbers in `segments`. It sees only itself, and its positions count from 0.
-        """
-        nothing = self._empty_prefix(tokens.shape[0])
-        return self._run(tokens, nothing, segments, emit=lambda k, v: None)[0]
+        if segments is not None and owners is None:
+            owners = Owners(index=jnp.arange(len(tokens)) // _share(tokens, prefix))
+        return self._run(tokens, prefix, segments, owners, emit=lambda k, v: None)[0]
 
     def head(self) -> Float[Array, "V D"]:
         """The output matrix: logits are `hidden @ head.T`. The embedding itself where the two are tied."""
@@ -143,18 +146,12 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B T"],
         prefix: Prefix,
         segments: Int[Array, "B T"] | None,
+        owners: Owners | None,
         emit: Callable[[Array, Array], Any],
     ) -> tuple[Array, Any]:
         """All layers over whole rows; `emit` picks what to keep of each layer's keys and values."""
         c = self.config
-        offset = jnp.arange(tokens.shape[1])
-        positions = _starts(tokens.shape[0], prefix) + offset[None]
-        own = (offset[:, None] - offset[None])[None]
-        if segments is not None:
-            first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-            positions = positions - jax.lax.cummax(jnp.where(first, offset[None], 0), axis=1)
-            own = jnp.where(segments[:, :, None] == segments[:, None], own, -1)
-        places = self._places(positions, offset, own, prefix, segments)
+        places = self._places(tokens, prefix, segments, owners)
 
         def body(x, layer):
             w, prefix_k, prefix_v, window = layer
@@ -178,23 +175,30 @@ class Decoder(nnx.Module):
 
     def _places(
         self,
-        positions: Int[Array, "B T"],
-        offset: Int[Array, " T"],
-        own: Int[Array, "#B T U"],
+        tokens: Int[Array, "B T"],
         prefix: Prefix,
-        segments: Int[Array, "B T"] | None = None,
+        segments: Int[Array, "B T"] | None,
+        owners: Owners | None,
     ) -> Places:
-        """Of own tokens number `offset`, which stand at `positions` of their texts."""
-        c, place = self.config, jnp.arange(prefix.keys.shape[2])
-        behind = prefix.length[:, None, None] + offset[None, :, None] - place[None, None]
-        behind = behind if c.windows else jnp.zeros_like(behind[:, :1])  # without windows no distance matters
-        real = place[None, None] < prefix.length[:, None, None]
+        offset = jnp.arange(tokens.shape[1])
+        own, step = (offset[:, None] - offset[None])[None], offset[None]
+        if segments is not None:
+            first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+            step = step - jax.lax.cummax(jnp.where(first, step, 0), axis=1)
+            own = jnp.where(segments[:, :, None] == segments[:, None], own, -1)
+        length = prefix.length if owners is None else owners.of(prefix.length)
+        share = _share(tokens, prefix) if owners is None else 1
+        place = jnp.arange(prefix.keys.shape[2])
+        behind = length[:, None, None] + step[:, :, None] - place[None, None]
+        behind = behind if self.config.windows else jnp.zeros_like(behind[:, :1])  # else no distance matters
+        real = place[None, None] < length[:, None, None]
         return Places(
-            angles=self.angles(positions),
+            angles=self.angles(jnp.repeat(length, share)[:, None] + step),
             prefix=jnp.where(real, behind, -1),
             own=own,
-            length=prefix.length,
+            length=length,
             segments=segments,
+            owners=owners,
         )
 
     def angles(self, positions: Int[Array, "B T"]) -> tuple[Float[Array, "B T half"], ...]:
@@ -307,9 +311,9 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
     )
 
 
-def _starts(rows: int, prefix: Prefix) -> Int[Array, "B 1"]:
-    """The position of each row's first own token. Raises ValueError where the rows do not share the prefixes evenly."""
-    prompts = prefix.length.shape[0]
+def _share(tokens: Int[Array, "B T"], prefix: Prefix) -> int:
+    """Consecutive rows of a prefix. Raises ValueError where the rows do not share the prefixes evenly."""
+    rows, prompts = tokens.shape[0], prefix.length.shape[0]
     if rows % prompts:
         raise ValueError(f"{rows} rows do not share {prompts} prefixes; rows must be a multiple of prefixes.")
-    return jnp.repeat(prefix.length, rows // prompts)[:, None]
+    return rows // prompts

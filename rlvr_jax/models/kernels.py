@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from rlvr_jax.models.positions import in_reach
 from rlvr_jax.sharding import spec
 
 Kernel = Callable[..., Float[Array, "B T N H"]]
@@ -29,8 +30,8 @@ def cudnn(
     """cuDNN's flash attention: each row is a text of S + T tokens at their true places, the padding behind them.
 
     So that causality, window and lengths say all that a mask would, and none of [T, S + T] is made. The price is that a
-    row's prefix is copied for it, and asks too: S^2 / 2 scores beside T S + T^2 / 2. Packed rows have a mask, as JAX
-    passes no segments to cuDNN.
+    row's prefix is copied for it, and asks too: S^2 / 2 scores beside T S + T^2 / 2. Packed rows have a mask [T, S + T], as
+    JAX passes no segments to cuDNN.
     """
     (rows, real, *_), (prompts, shared, *_) = q.shape, prefix_k.shape
     attention = jax.nn.dot_product_attention
@@ -38,10 +39,15 @@ def cudnn(
     if window:
         how["local_window_size"] = (window - 1, 0)
     if segments is not None:
-        even = real + real % 2  # cuDNN has the gradient under a mask for even lengths alone
-        ids = jnp.pad(segments, ((0, 0), (0, even - real)))
-        same = (ids[:, :, None] == ids[:, None])[:, None]
-        return attention(*(pad(x, even) for x in (q, k, v)), mask=same, **how)[:, :real]
+        # cuDNN has the gradient under a mask for even lengths alone; what is added, nothing real sees.
+        even, front = real + real % 2, shared + shared % 2
+        seen = _seen_in_packed(jnp.pad(segments, ((0, 0), (0, even - real))), length, front, window)
+        keys, values = (
+            jnp.concatenate([pad(prefix, front).repeat(rows // prompts, axis=0), pad(own, even)], axis=1)
+            for prefix, own in ((prefix_k, k), (prefix_v, v))
+        )
+        out = attention(pad(q, even), keys, values, mask=seen, scale=scale, implementation=implementation)
+        return out[:, :real]
     if not shared:
         return attention(q, k, v, **how)
 
@@ -65,6 +71,20 @@ def cudnn(
         **how,
     )
     return permuted(out, length + jnp.arange(real)[None])
+
+
+def _seen_in_packed(
+    segments: Int[Array, "B T"], length: Int[Array, " P"], front: int, window: int
+) -> Bool[Array, "B 1 T U"]:
+    """Which of U = front + T keys a query sees: the real ones of the prefix and what is before it in its text, in reach."""
+    place, key = jnp.arange(segments.shape[1]), jnp.arange(front)
+    start = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    step = place[None] - jax.lax.cummax(jnp.where(start, place[None], 0), axis=1)
+    length = length.repeat(len(segments) // len(length))[:, None, None]
+    behind = length + step[:, :, None] - key[None, None]
+    on_prefix = in_reach(jnp.where(key[None, None] < length, behind, -1), window)
+    own = jnp.where(segments[:, :, None] == segments[:, None], (place[:, None] - place[None])[None], -1)
+    return jnp.concatenate([on_prefix, in_reach(own, window)], axis=2)[:, None]
 
 
 def over_windows(

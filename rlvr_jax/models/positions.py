@@ -1,11 +1,12 @@
 """Where tokens stand: rotary positions, and which keys a query sees."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rlvr_jax.models.config import RopeScaling
-from rlvr_jax.types import pytree
+from rlvr_jax.types import pytree, static
 
 
 def rope_frequencies(
@@ -34,21 +35,40 @@ def rope_angles(
 
 
 @pytree
+class Owners:
+    """Which prefix each row continues, where rows come in any order: by its number among the prefixes of the row's shard.
+
+    Rows and prefixes are split into `shards` equal parts, so that no prefix leaves the devices on which it was computed.
+    """
+
+    index: Int[Array, " B"]
+    shards: int = static(default=1)
+
+    def of(self, x: Shaped[Array, "P *N"]) -> Shaped[Array, "B *N"]:
+        """What each row has of its prefix."""
+        parts = x.reshape(self.shards, len(x) // self.shards, *x.shape[1:])
+        found = jax.vmap(lambda part, index: part[index])(parts, self.index.reshape(self.shards, -1))
+        return found.reshape(len(self.index), *x.shape[1:])
+
+
+@pytree
 class Places:
     """Where the tokens of a call stand: what a layer's attention needs beside its weights.
 
     `prefix` and `own` are distances in tokens from a query back to a key; keys at negative ones are never seen (the
     future, padding, another text of the row). `angles` are the rotary ones, for each base that the model has. Kernels make
-    their masks from what the distances come from: the `length` of each prefix and, in packed rows, the `segments`.
+    their masks from what the distances come from: the `length` of each prefix and, in packed rows, the `segments`. With
+    `owners` there is a `prefix` and a `length` for each row.
     """
 
     angles: tuple[Float[Array, "B T half"], ...]
-    prefix: Int[Array, "P #T S"]
+    prefix: Int[Array, "R #T S"]
     own: Int[Array, "#B T U"]
-    length: Int[Array, " P"]
+    length: Int[Array, " R"]
     segments: Int[Array, "B T"] | None
+    owners: Owners | None = None
 
-    def seen(self, window: Int[Array, ""] | None) -> tuple[Bool[Array, "P #T S"], Bool[Array, "#B T U"]]:
+    def seen(self, window: Int[Array, ""] | None) -> tuple[Bool[Array, "R #T S"], Bool[Array, "#B T U"]]:
         """Which keys of the prefix and of its own a query sees; with a `window` of 0 or None all that are behind it."""
         return in_reach(self.prefix, window), in_reach(self.own, window)
 

@@ -30,7 +30,8 @@ def splash(
     """Pallas's splash attention, one call a prompt: its G rows are one text of G T queries, their keys one of S + G T.
 
     The mask, known when traced, says that a row sees the prefix and of the rest itself. So the prefix is never copied,
-    blocks of other rows are never visited, and the kernel sums the gradient of the prefix over the group. S and T are
+    blocks of other rows are never visited, and the kernel sums the gradient of the prefix over the group. Which texts
+    stand in a packed row is known later: their numbers go with queries and keys (`_apart`). S and T are
     padded to multiples of 128, the width of the kernel's tiles; those of 512 run in its larger blocks. With a window
     the prefixes are moved to the end of their S places, where the distance to a row's own tokens is the true one.
 
@@ -49,14 +50,19 @@ def splash(
     def keys(prefix: Array, own: Array) -> Array:
         prefix = pad(prefix, prefix_size)
         prefix = permuted(prefix, order) if window and shared else prefix
-        own = pad(own, size).reshape(prompts, group * size, kv_heads, width)
+        own = pad(own, size).reshape(prompts, group * size, kv_heads, -1)
         return jnp.concatenate([prefix, own], axis=1).swapaxes(1, 2)
 
-    queries = pad((q * scale).astype(q.dtype), size).reshape(prompts, group * size, heads, width)
+    q = (q * scale).astype(q.dtype)
     if segments is not None:
-        padded = jnp.pad(segments, ((0, 0), (0, size - real)))
-        ids = kernel.SegmentIds(q=padded, kv=padded)
-    elif shared:
+        if window and shared:
+            raise ValueError(
+                "packed rows behind a prefix have no windows here: their distances are not the kernel's."
+            )
+        q, k = _apart(q, k, segments)
+        prefix_k = jnp.pad(prefix_k, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - width)))
+    queries = pad(q, size).reshape(prompts, group * size, heads, -1)
+    if shared:
         own = jnp.ones((prompts, group * size), jnp.int32)
         ids = kernel.SegmentIds(q=own, kv=jnp.concatenate([seen.astype(jnp.int32), own], axis=1))
     else:
@@ -110,6 +116,29 @@ def _causal_block(ahead: int, window: int, queries: int, keys: int) -> np.ndarra
     """Of queries that start `ahead` tokens after the keys. The library asks for each of some 10,000 blocks six times."""
     behind = ahead + np.arange(queries)[:, None] - np.arange(keys)[None]
     return (behind >= 0) & (behind < (window or behind.max() + 1))
+
+
+_FAR = 30_000.0
+"""Behind what the largest score is by so much, e^-score is 0 in float32. A power of 2 or not, bfloat16 rounds it alike."""
+
+
+def _apart(
+    q: Float[Array, "B T N H"], k: Float[Array, "B T K H"], segments: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T N M"], Float[Array, "B T K M"]]:
+    """Queries and keys with 64 more entries each, whose product is 0 within a text and -30,000 or less between two.
+
+    For each bit of a text's number a query has two entries (0 and -30,000, or the other way round), a key 1 and 0: exact in
+    bfloat16, and a key without them is seen by all.
+    """
+    first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    bits = (jnp.cumsum(first, axis=1)[..., None] >> jnp.arange(32)[None, None]) & 1
+    flags = jnp.stack([bits, 1 - bits], axis=-1).reshape(*segments.shape, 64)[:, :, None]
+
+    def beside(x: Array, flags: Array) -> Array:
+        flags = jnp.broadcast_to(flags.astype(x.dtype), (*x.shape[:3], 64))
+        return jnp.concatenate([x, flags], axis=-1)
+
+    return beside(q, -_FAR * (1 - flags)), beside(k, flags)
 
 
 def _round_up(size: int) -> int:

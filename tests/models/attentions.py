@@ -35,10 +35,14 @@ def places(lengths, rows, segments=None):
     """What the decoder would make of prefixes of these lengths."""
     own, prefix = np.arange(rows[0].shape[1]), np.arange(rows[1].shape[1])
     lengths, behind = np.asarray(lengths, np.int32), (own[:, None] - own)[None]
-    before = lengths[:, None, None] + own[:, None] - prefix
-    before = np.where(prefix < lengths[:, None, None], before, -1)
+    step = own[None]
     if segments is not None:
         segments = np.asarray(segments, np.int32)
+        starts = np.diff(segments, axis=1, prepend=-1) != 0
+        step = own - np.maximum.accumulate(np.where(starts, own, 0), axis=1)
+    before = lengths[:, None, None] + step[:, :, None] - prefix
+    before = np.where(prefix < lengths[:, None, None], before, -1)
+    if segments is not None:
         behind = np.where(segments[:, :, None] == segments[:, None], behind, -1)
         segments = jnp.asarray(segments)
     return Places(

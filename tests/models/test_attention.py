@@ -122,11 +122,6 @@ def test_heads_that_cudnn_does_not_have_stay_with_xla(monkeypatch):
         assert chosen(monkeypatch, "gpu", rows, [4]) == ["dense"]
 
 
-def test_packed_rows_behind_a_prefix_stay_with_xla(monkeypatch):
-    rows = narrow(prompts=1, group=2, prefix=4, length=3, width=64)
-    assert chosen(monkeypatch, "tpu", rows, [4], [[0, 0, 1]] * 2) == ["dense"]
-
-
 def test_the_platform_is_that_of_the_mesh_in_use():
     device = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
     assert platform_in_use() == "cpu"

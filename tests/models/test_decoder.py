@@ -14,6 +14,7 @@ from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, Prefix, param_axes, param_shardings
 from rlvr_jax.models.decoding import decode as decode_one
 from rlvr_jax.models.decoding import decode_weights, init_cache, shared_prompts
+from rlvr_jax.models.positions import Owners
 from rlvr_jax.sharding import make_mesh, named, row_sharding
 
 LLAMA = ModelConfig(
@@ -28,6 +29,7 @@ LLAMA = ModelConfig(
 )
 QWEN2 = dataclasses.replace(LLAMA, attention_bias=True, tied_embeddings=False)
 QWEN3 = dataclasses.replace(LLAMA, qk_norm=True)
+WINDOWED = dataclasses.replace(LLAMA, windows=(3, 0))
 
 EXACT = dict(rtol=0, atol=1e-5)
 """Float32 sums in another order; hidden states are of order 1 after the final norm, so this is some 100 ulp."""
@@ -109,6 +111,32 @@ def test_a_shared_prefix_equals_repeated_prompts():
     shared = hidden(graphdef, params, PROMPT, LENGTH, TOKENS)
     repeated = hidden(graphdef, params, PROMPT.repeat(3, 0), LENGTH.repeat(3), TOKENS)
     np.testing.assert_allclose(shared, repeated, **EXACT)
+
+
+@pytest.mark.parametrize("config", [LLAMA, WINDOWED], ids=["llama", "windows"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_packed_rows_continue_the_prompts_that_they_name(config, shards):
+    """A text in the middle of a row, behind a prompt of its shard, is the text behind that prompt alone."""
+    graphdef, params = make(config)
+    length, index = np.array([4, 1, 0, 3], np.int32), np.array([1, 0, 1, 1, 0, 1])
+    prompt, segments = tokens_of(3, 4, 4), np.array([[1, 1, 2, 2, 2], [4, 4, 4, 4, 0]] * 3)
+    owner = np.array([1, 0, 1, 3, 2, 3]) if shards == 2 else index
+
+    @jax.jit
+    def packed(params, prompt, length, tokens):
+        model = nnx.merge(graphdef, params)
+        owners = Owners(index=jnp.asarray(index), shards=shards)
+        return model.hidden(
+            tokens, model.prefill(prompt, length), segments=jnp.asarray(segments), owners=owners
+        )
+
+    with jax.set_mesh(make_mesh(2, 2, 2)):
+        got = packed(params, prompt, length, TOKENS)
+    for row, texts in enumerate([[(0, 2), (2, 5)], [(0, 4)]] * 3):
+        before = prompt[owner[row], : length[owner[row]]]
+        for start, end in texts:
+            want = alone(graphdef, params, np.concatenate([before, TOKENS[row, start:end]]))
+            np.testing.assert_allclose(got[row, start:end], want[len(before) :], **EXACT)
 
 
 def test_padding_and_longer_neighbours_are_invisible():

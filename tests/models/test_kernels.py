@@ -58,9 +58,10 @@ def test_cudnn_is_asked_for_what_plain_computes(case):
     against_plain(ON_XLA, arrays(**sizes), lengths, window)
 
 
-@pytest.mark.parametrize("window", [0, 6])
-def test_cudnn_is_asked_for_what_plain_computes_on_packed_rows(window):
-    against_plain(ON_XLA, arrays(prompts=2, group=1, prefix=0, length=21), [0, 0], window, PACKED)
+@pytest.mark.parametrize("window, prefix", [(0, 0), (6, 0), (0, 7), (6, 7)])
+def test_cudnn_is_asked_for_what_plain_computes_on_packed_rows(window, prefix):
+    lengths = [prefix, min(prefix, 3)]
+    against_plain(ON_XLA, arrays(prompts=2, group=1, prefix=prefix, length=21), lengths, window, PACKED)
 
 
 @pytest.mark.slow
@@ -71,10 +72,10 @@ def test_splash_is_plain(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window, width", [(0, 64), (6, 128)])
-def test_splash_is_plain_on_packed_rows(window, width):
-    rows = arrays(prompts=2, group=1, prefix=0, length=21, heads=4, kv_heads=2, width=width)
-    against_plain(INTERPRETED, rows, [0, 0], window, PACKED)
+@pytest.mark.parametrize("window, prefix, width", [(6, 0, 128), (0, 7, 64)])
+def test_splash_is_plain_on_packed_rows(window, prefix, width):
+    rows = arrays(prompts=2, group=1, prefix=prefix, length=21, heads=4, kv_heads=2, width=width)
+    against_plain(INTERPRETED, rows, [prefix, min(prefix, 3)], window, PACKED)
 
 
 @pytest.mark.parametrize("prefix, window", [(0, 0), (8, 0), (8, 5), (8, 30)])

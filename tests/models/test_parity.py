@@ -56,7 +56,9 @@ def test_logits_of_ragged_prompts_equal_transformers(reference, variant, tied):
 @jax.jit(static_argnums=0, compiler_options=QUICK)
 def packed_logits(graphdef, params, tokens, segments):
     model = nnx.merge(graphdef, params)
-    return logits_of(model.packed(tokens, segments), model.head(), softcap=model.config.softcap)
+    nothing = model.prefill(tokens[:, :0], jnp.zeros(len(tokens), jnp.int32))
+    hidden = model.hidden(tokens, nothing, segments=segments)
+    return logits_of(hidden, model.head(), softcap=model.config.softcap)
 
 
 @pytest.mark.parametrize("variant", ["llama3", "mistral", "qwen2", "qwen3", "gemma3"])
