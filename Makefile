@@ -47,11 +47,12 @@ test: system $(VENV)/ready-test  ## all tests: the quick ones, then those marked
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m slow || test $$? -eq 5  # 5: there is no slow test
 
-lint: $(VENV)/ready-test  ## ruff, basedpyright and shellcheck
+lint: $(VENV)/ready-test  ## ruff, basedpyright, shellcheck and hadolint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
+	$(BIN)/hadolint launch/Dockerfile
 
 docs: $(VENV)/ready-test  ## docs/methods.md, from the docstrings of the objective
 	$(BIN)/python -m rlvr_jax.objective.describe > docs/methods.md
