@@ -5,6 +5,9 @@ import pathlib
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# libtpu compiles for TPUs here: several processes may do so at once, and none asks Google's metadata server for a TPU.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # Most of a test's time is XLA's compiler. The programs stay what they are, their machine code is not polished.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
