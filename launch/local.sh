@@ -17,7 +17,7 @@
 #     JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 launch/local.sh CONFIG --mesh.fsdp 4 --steps 2 --run_dir runs/dry
 set -euo pipefail
 
-readonly preempted=143
+readonly preempted=143 lost=75
 readonly usage="usage: launch/local.sh [--processes N] CONFIG [--field value ...]"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -87,8 +87,10 @@ tell() { # SIGNAL: to each child
     for child in "${children[@]}"; do kill "-$1" "$child" 2>/dev/null || true; done
 }
 
-finish() { # waits for all children; `code` is that of the first to end with another than 0, or 0
-    local running child ended deadline=0
+# Waits for all children. `code` is that of the first to end with another than 0, or 0: of those that only lost another
+# process it is the last choice.
+finish() {
+    local running child ended deadline=0 ended_them=false
     code=0
     while [[ ${#children[@]} -gt 0 ]]; do
         for (( ; passed < told; passed++)); do tell TERM; done
@@ -100,18 +102,22 @@ finish() { # waits for all children; `code` is that of the first to end with ano
             fi
             ended=0
             wait "$child" || ended=$?
-            [[ $code -ne 0 ]] || code=$ended
+            [[ $ended -eq 0 || ($code -ne 0 && $code -ne $lost) ]] || code=$ended
         done
         children=(${running[@]+"${running[@]}"})
         [[ ${#children[@]} -gt 0 ]] || return 0
-        # Without the one that ended they cannot go on. Where it was told to stop, they are saving as it did; where it
-        # failed, they may wait for it for ever.
-        if [[ $code -ne 0 && $deadline -eq 0 ]]; then
-            deadline=$((SECONDS + 60))
-            [[ $code -eq $preempted ]] || { deadline=$((SECONDS + 10)) && tell TERM; }
-        elif [[ $code -ne 0 && $SECONDS -ge $deadline ]]; then
-            echo "launch/local.sh: one process ended with $code, and ${#children[@]} did not end after it: killed." >&2
-            tell KILL
+        if [[ $code -ne 0 ]]; then
+            # They cannot go on without the one that ended. Where it failed, they may wait for it for ever. Where it was
+            # told to stop, they are saving as it did, and would not survive being told twice.
+            [[ $deadline -gt 0 ]] || deadline=$((SECONDS + (code == preempted ? 60 : 10)))
+            if [[ $code -ne $preempted && $code -ne $lost && $ended_them == false ]]; then
+                ended_them=true
+                tell TERM
+            fi
+            if [[ $SECONDS -ge $deadline ]]; then
+                echo "launch/local.sh: one process ended with $code, and ${#children[@]} did not end after it: killed." >&2
+                tell KILL
+            fi
         fi
         sleep 0.1
     done

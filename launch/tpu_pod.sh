@@ -22,7 +22,7 @@
 # run is printed. POLL_SECONDS, 60 if not set, is how often `create` and `train` look.
 set -euo pipefail
 
-readonly preempted=143 python=3.12 uv=0.13.9
+readonly preempted=143 lost=75 python=3.12 uv=0.13.9
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 poll=${POLL_SECONDS:-60}
 
@@ -112,8 +112,17 @@ run() { # CONFIG ...
     on all "cd rlvr_jax && (setsid nohup flock --nonblock train.lock bash -c $(printf %q "$body") run $(printf '%q ' "$@") </dev/null >/dev/null 2>&1 &)"
 }
 
-progress() { # running; the exit code on the first host; none where nothing was started or the host was; or no answer
-    on 0 'cd rlvr_jax 2>/dev/null || exec echo none; if ! flock --nonblock train.lock true; then echo running; else cat train.status 2>/dev/null || echo none; fi' || true
+progress() { # of all hosts: running, again, done or the exit code of one that failed; nothing where they do not answer
+    local each worst='' ask='cd rlvr_jax 2>/dev/null || exec echo none; if ! flock --nonblock train.lock true; then echo running; else cat train.status 2>/dev/null || echo none; fi'
+    for each in $(on all "$ask" || true); do
+        case $each in
+        running) worst=running && break ;;
+        none | "$preempted" | "$lost") [[ $worst =~ ^[0-9]+$ ]] || worst=again ;;
+        0) worst=${worst:-done} ;;
+        *) [[ ! $each =~ ^[0-9]+$ ]] || worst=$each ;;
+        esac
+    done
+    echo "$worst"
 }
 
 delete() {
@@ -139,8 +148,8 @@ train() { # TYPE [FLAG ...] -- CONFIG ...
             code=$(progress)
             case $code in
             running | "") failed= ;; # no answer: the host may be about to be taken away
-            none | "$preempted") install && run "$@" ;;
-            0) return 0 ;;
+            again) install && run "$@" ;;
+            done) return 0 ;;
             *) # a slice that is being taken away may look like this, too, but not for long
                 [[ $failed != "$code" ]] || fail "$code" "the run failed with exit code $code: see \`launch/tpu_pod.sh tail $name\`."
                 failed=$code

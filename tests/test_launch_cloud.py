@@ -75,7 +75,7 @@ def pod(tmp_path):
 def verbs(pod):
     """What gcloud was asked to do, without the questions."""
     asked = [(call[3], call[-1]) for call in pod.calls() if call[3] != "describe"]
-    return [verb for verb, last in asked if "flock --nonblock train.lock true" not in last]
+    return [verb for verb, last in asked if "train.lock true" not in last]
 
 
 def test_a_preempted_slice_is_asked_for_anew_and_the_run_goes_on(pod):
@@ -279,10 +279,11 @@ def test_the_jobset_starts_anew_what_was_preempted_and_nothing_else_without_end(
     job = replicated["template"]["spec"]
     pod = job["template"]["spec"]
     (container,) = pod["containers"]
-    exits, disruption = job["podFailurePolicy"]["rules"]
+    exits, disruption, lost = job["podFailurePolicy"]["rules"]
     assert exits["action"] == disruption["action"] == "FailJob"
     assert exits["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [143]}
     assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert lost["action"] == "Ignore" and lost["onExitCodes"]["values"] == [75]
     assert (pod["restartPolicy"], job["backoffLimit"]) == (
         "Never",
         0,
