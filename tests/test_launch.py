@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from rlvr_jax.distributed import LOST
+from rlvr_jax.train.stop import STOPPED
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 USAGE = "usage: launch/local.sh [--processes N] CONFIG [--field value ...]\n"
 DEVICES = {"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES"}
@@ -115,6 +118,23 @@ def test_without_the_package_it_says_what_to_do(local):
     assert errors == (
         f"launch/local.sh: no rlvr-jax on this host: run `make setup` in {local.folder}, or pip install rlvr_jax.\n"
     )
+
+
+def test_the_scripts_mean_by_an_exit_code_what_the_program_does():
+    said = {
+        path.name: dict(re.findall(r"(preempted|lost)=(\d+)", path.read_text()))
+        for path in (ROOT / "launch").glob("*.s*")
+    }
+    both = {"preempted": str(STOPPED), "lost": str(LOST)}
+    assert said == {"local.sh": both, "tpu_pod.sh": both, "slurm.sbatch": {"preempted": str(STOPPED)}}
+    assert f"values: [{STOPPED}]" in (ROOT / "launch" / "gke_jobset.yaml").read_text()
+    assert f"values: [{LOST}]" in (ROOT / "launch" / "gke_jobset.yaml").read_text()
+
+
+def test_the_readme_says_of_each_file_how_it_was_tried():
+    tried = (ROOT / "launch" / "README.md").read_text().split("## What has been tried")[1].split("\n## ")[0]
+    files = {path.name for path in (ROOT / "launch").iterdir()} - {"README.md", "Dockerfile.dockerignore"}
+    assert set(re.findall(r"^\| `([^`]+)` \|", tried, re.MULTILINE)) == files
 
 
 # ---- several processes -------------------------------------------------------------------------------------------
