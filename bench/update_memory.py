@@ -15,6 +15,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tyro
 from flax import nnx
 from rich.console import Console
@@ -26,6 +27,7 @@ from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.families import from_huggingface
 from rlvr_jax.objective import preset
 from rlvr_jax.train.optimizer import make_optimizer
+from rlvr_jax.train.packing import Packer
 from rlvr_jax.train.step import Forward, TrainState, make_credit, make_update
 from rlvr_jax.types import BatchSpec, Rollout, Stats
 
@@ -67,8 +69,10 @@ def compiled(config: ModelConfig, b: Bench) -> tuple[jax.stages.Compiled, int, f
         objective=state,
         step=jax.ShapeDtypeStruct((), jnp.int32),
     )
-    update = make_update(objective, Forward(graphdef, 1.0, b.vocab_chunk), tx, spec, 1, b.micro_batches)
-    lowered = jax.jit(update, donate_argnums=0).lower(start, rollout, Stats(values={}), credit, 0, 0)
+    packer = Packer(b.micro_batches, b.rows, b.tokens, b.micro_batches)
+    plan = packer.all_rows(np.full(spec.rows, b.tokens), b.prompt)
+    update = make_update(objective, Forward(graphdef, 1.0, b.vocab_chunk), tx, spec, 1)
+    lowered = jax.jit(update, donate_argnums=0).lower(start, rollout, Stats(values={}), credit, plan, 0, 0)
     begin = time.perf_counter()
     return lowered.compile(), sum(x.size for x in jax.tree.leaves(params)), time.perf_counter() - begin
 

@@ -91,7 +91,8 @@ class Batch:
     epochs: int = 1
     """Runs over a rollout batch."""
     micro_batches: int = 1
-    """Parts of an optimiser step that are computed after one another: more need less memory, the result is the same."""
+    """Memory: an optimiser step computes no more tokens at once than one of so many equal parts of its rows has, padding
+    included. Answers are packed and those that teach nothing are left out, so it takes fewer parts; the result is the same."""
     max_rounds: int = 1
     """Times at the most that `prompts` are sampled to fill one batch with groups that the objective's group filter keeps
     (DAPO's dynamic sampling, arXiv:2503.14476; its recipe has 10). 1: what the filter leaves out is not replaced."""
@@ -110,11 +111,9 @@ class Batch:
                 "one optimiser step."
             )
         rows = self.prompts // self.minibatches * self.group_size
-        part = rows // self.micro_batches
-        if rows % self.micro_batches or (part % self.group_size and self.group_size % part):
+        if rows % self.micro_batches:
             raise ValueError(
-                f"batch.micro_batches={self.micro_batches} does not split the {rows} rows of an optimiser step into whole "
-                f"groups of {self.group_size} or even parts of one."
+                f"batch.micro_batches={self.micro_batches} does not divide the {rows} rows of an optimiser step."
             )
 
     @property

@@ -18,8 +18,9 @@ from rlvr_jax.rollout.engine import Decoding, Engine, structure
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Request, Samples
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
-from rlvr_jax.train.step import Forward
-from rlvr_jax.types import Rollout, Stat
+from rlvr_jax.train.packing import Packer, Plan
+from rlvr_jax.train.step import Forward, make_score
+from rlvr_jax.types import Pass, Rollout, Stat
 
 QUICK = {"xla_backend_optimization_level": 0}
 """Compiler options: the same program, its machine code not polished, which halves the time to compile it."""
@@ -147,13 +148,26 @@ def rollout(samples, batch=None, group=G, reward=None, mask=None) -> Rollout:
     )
 
 
+def plan(rows, group=G, micro=1, shards=1, live=None) -> Plan:
+    """How all rows of a rollout are computed, or the live ones."""
+    count, length = np.asarray(rows.tokens).shape
+    packer = Packer(count // group, group, length, micro_batches=micro, shards=shards)
+    live = np.ones(count, bool) if live is None else live
+    return packer.plan(np.asarray(rows.length), live, np.shape(rows.prompt)[1])
+
+
 @functools.cache
 def scorer(
     temperature=1.0, want=(Stat.LOGPROB, Stat.ENTROPY), share=G, dtype="float32", config=CONFIG, chunk=24
 ):
     """The jitted forward of the trainer: (params, rollout) -> statistics."""
     forward = Forward(decoder(config, dtype)[0], temperature, chunk)
-    return jax.jit(lambda params, rows: forward(params, rows, set(want), share), compiler_options=QUICK)
+    score = jax.jit(make_score(forward, Pass.NEW, set(want)), compiler_options=QUICK)
+
+    def scored(params, rows):
+        return {stat: x for (_, stat), x in score(params, rows, plan(rows, share)).items()}
+
+    return scored
 
 
 @functools.cache

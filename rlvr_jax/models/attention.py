@@ -120,6 +120,12 @@ def _product(x: Array, y: Array) -> Array:
     return jnp.matmul(x, y, precision=precision_of(x.dtype), preferred_element_type=jnp.float32)
 
 
+def texts_in_a_row(windows: tuple[int, ...]) -> int:
+    """How many texts a packed row behind a prefix may hold: on a TPU one, where the model has windows, as its kernel knows
+    distances by the places in a row."""
+    return 1 if any(windows) and platform_in_use() == "tpu" else 1 << 30
+
+
 def platform_in_use() -> str:
     """`tpu`, `gpu` or `cpu`: of the mesh, which may be one of devices that this machine has not, else JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device

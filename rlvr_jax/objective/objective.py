@@ -14,7 +14,7 @@ import dataclasses
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rlvr_jax.objective.advantages import Group
 from rlvr_jax.objective.aggregates import SequenceMean
@@ -164,6 +164,13 @@ class Objective:
             "mask/kept": Mean(total=ctx.mask.sum(), count=rollout.mask.sum()),
         }
         return jax.lax.stop_gradient((credit, new, metrics))
+
+    def live(self, credit: Credit) -> Bool[Array, " B"]:
+        """Rows that can move a parameter: some token has credit. The gain of one without has no gradient, whatever the clip, but
+        a regulariser holds every token."""
+        if self.regularisers:
+            return (credit.mask > 0).any(1)
+        return ((credit.mask > 0) & (credit.advantage != 0) & (credit.passes > 0).any(1)).any(1)
 
     def weights(self, credit: Credit, spec: BatchSpec, k: int | jax.Array) -> Float[Array, "B T"]:
         """Loss weights of pass `k`, over all the rows of one optimiser step."""

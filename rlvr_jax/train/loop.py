@@ -131,17 +131,18 @@ class Run:
         move the parameters.
         """
         program, batch = self.program, self.config.batch
-        rollout = program.rows(filled.groups.rollout)
+        rollout, told = program.rows(filled.groups.rollout), filled.groups.rollout
         stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(filled.groups.logprob)})
         with self.phases("score"):
+            whole = program.score_plan(told)
             if program.score is not None:
-                stats = stats.merge(program.score(state.policy, rollout))
+                stats = stats.merge(program.score(state.policy, rollout, whole))
             if program.score_ref is not None:
-                stats = stats.merge(program.score_ref(joined(self.reference, state.frozen), rollout))
+                stats = stats.merge(program.score_ref(joined(self.reference, state.frozen), rollout, whole))
             jax.block_until_ready(stats)
         with self.phases("credit"):
             credit, objective, metrics = program.credit(rollout, stats, state.objective)
-            metrics = jax.device_get(metrics)
+            metrics, live = jax.device_get((metrics, program.live(credit)))
         state = dataclasses.replace(state, objective=objective, step=state.step + 1)
         # Mini-batch j holds group j and every minibatches-th group after it.
         trained = range(min(batch.minibatches, filled.kept))
@@ -153,7 +154,8 @@ class Run:
         ]
         with self.phases("update"):
             for k, j in updates:
-                state, seen = program.update(state, rollout, stats, credit, k, j)
+                plan = program.update_plan(told, live, j)
+                state, seen = program.update(state, rollout, stats, credit, plan, k, j)
                 metrics = merge(metrics, jax.device_get(seen))
         return state, {**metrics, "optimizer/updates": Mean(total=float(len(updates)), count=1.0)}
 

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import Bool
 
 from rlvr_jax.config import Config
+from rlvr_jax.models.attention import texts_in_a_row
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
 from rlvr_jax.models.load import load_params, read_config
@@ -24,16 +26,18 @@ from rlvr_jax.rollout.protocol import OnRow, Request, Sampler, Samples, ignore
 from rlvr_jax.rollout.vllm import VllmSampler
 from rlvr_jax.sharding import batch_shards, in_order, make_mesh, replicated, row_sharding
 from rlvr_jax.train.optimizer import learning_rate, like_params, make_optimizer
+from rlvr_jax.train.packing import Packer, Plan
 from rlvr_jax.train.step import Forward, TrainState, jit_update, make_credit, make_score, make_update
-from rlvr_jax.types import BatchSpec, Pass
+from rlvr_jax.types import BatchSpec, Pass, Rollout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """Everything static about a run. The jitted functions take and return arrays on `mesh`; enter `jax.set_mesh(mesh)`.
 
-    `score` (None where nothing reads old statistics), `score_ref` (None without a reference), `credit`, `update`. `traces` counts
-    how often each of them and of the sampler's was traced, which is once for each bucket of prompt lengths.
+    `score` (None where nothing reads old statistics), `score_ref` (None without a reference), `credit`, `live`, `update`.
+    `packer` plans the rows of an optimiser step. `traces` counts how often each function and each of the sampler's was traced,
+    which is once for each bucket of prompt lengths, and for each number of prompts in a micro-batch.
     """
 
     config: Config
@@ -50,12 +54,31 @@ class Program:
     score: Callable | None
     score_ref: Callable | None
     credit: Callable
+    live: Callable
     update: Callable
+    packer: Packer
     traces: Counter
 
     def rows(self, tree: Any) -> Any:
         """Host arrays with rows on axis 0, laid out over the mesh."""
         return jax.device_put(tree, row_sharding(self.mesh))
+
+    def score_plan(self, rollout: Rollout) -> Plan:
+        """How all rows of a batch are computed."""
+        batch = self.config.batch
+        whole = dataclasses.replace(
+            self.packer, groups=batch.prompts, micro_batches=batch.minibatches * batch.micro_batches
+        )
+        return whole.all_rows(rollout.length, rollout.prompt.shape[1])
+
+    def update_plan(self, rollout: Rollout, live: Bool[np.ndarray, " B"], j: int) -> Plan:
+        """How the rows of mini-batch `j` are computed, which is every `minibatches`-th group: those that are `live`."""
+        batch = self.config.batch
+
+        def mine(x: np.ndarray) -> np.ndarray:
+            return x.reshape(-1, batch.minibatches, batch.group_size)[:, j].reshape(-1)
+
+        return self.packer.plan(mine(rollout.length), mine(live), rollout.prompt.shape[1])
 
     def stream(self, batch: int) -> PromptStream:
         """Training prompts in batches of that many, in the order of the run's seed."""
@@ -225,7 +248,22 @@ def assemble(
         abstract=abstract,
         traces=traces,
         sampler=sampler,
+        packer=_packer(config, model_config, mesh),
         **_functions(config, spec, forward, tx, abstract, mesh, traces),
+    )
+
+
+def _packer(config: Config, model: ModelConfig, mesh: Mesh) -> Packer:
+    batch = config.batch
+    with jax.set_mesh(mesh):
+        texts = texts_in_a_row(model.windows)
+    return Packer(
+        groups=batch.prompts // batch.minibatches,
+        group_size=batch.group_size,
+        length=config.sampling.max_new_tokens,
+        micro_batches=batch.micro_batches,
+        shards=batch_shards(mesh),
+        texts=texts,
     )
 
 
@@ -243,12 +281,11 @@ def _functions(config, spec, forward, tx, abstract, mesh, traces) -> dict[str, A
         return traced
 
     def score_of(which: Pass, want) -> Callable | None:
-        micro = batch.minibatches * batch.micro_batches
-        score = make_score(forward, which, want, batch.group_size, micro)
+        score = make_score(forward, which, want)
         return in_order(jax.jit(counted(f"score_{which}", score), out_shardings=rows)) if want else None
 
     part = dataclasses.replace(spec, groups=batch.prompts // batch.minibatches)
-    update = make_update(objective, forward, tx, part, batch.minibatches, batch.micro_batches)
+    update = make_update(objective, forward, tx, part, batch.minibatches)
     return {
         "score": score_of(Pass.OLD, old_stats(config)),
         "score_ref": score_of(Pass.REF, objective.wants(Pass.REF)),
@@ -258,6 +295,7 @@ def _functions(config, spec, forward, tx, abstract, mesh, traces) -> dict[str, A
                 out_shardings=(rows, state_sharding.objective, replicated(mesh)),
             )
         ),
+        "live": in_order(jax.jit(objective.live, out_shardings=replicated(mesh))),
         "update": in_order(
             jit_update(counted("update", update), out_shardings=(state_sharding.changing, replicated(mesh)))
         ),

@@ -14,6 +14,7 @@ from rlvr_jax.models.lora import joined
 from rlvr_jax.objective import Credit, Objective
 from rlvr_jax.sharding import constrain, microbatches
 from rlvr_jax.stats import token_stats
+from rlvr_jax.train.packing import Part, Plan
 from rlvr_jax.types import BatchSpec, Mean, Metrics, Pass, Rollout, Stat, Stats, pytree
 
 Values = dict[tuple[Pass, Stat], jax.Array]
@@ -52,45 +53,45 @@ class Forward:
     temperature: float = 1.0
     chunk: int = 8192
 
-    def __call__(self, params: Any, rollout: Rollout, want: Set[Stat], share: int) -> dict[Stat, jax.Array]:
-        """Statistics of the response tokens; `share` consecutive rows have the same prompt, which runs once."""
+    def __call__(self, params: Any, rollout: Rollout, part: Part, want: Set[Stat]) -> dict[Stat, jax.Array]:
+        """[W * Q, T]: statistics of the response tokens of a micro-batch of `rollout`; 0 behind their ends."""
         if not want:
             return {}
-        model = nnx.merge(self.graphdef, params)
-        prompt, length = rollout.prompt[::share], rollout.prompt_length[::share]
-        prefix = model.prefill(prompt[:, :-1], length - 1)
-        last = jnp.take_along_axis(rollout.prompt, rollout.prompt_length[:, None] - 1, axis=1)
-        inputs = jnp.concatenate([last, rollout.tokens[:, :-1]], axis=1)
-        hidden = model.hidden(constrain(inputs, "batch", None), prefix)
-        return token_stats(
+        model, mine = nnx.merge(self.graphdef, params), part.responses(rollout)
+        prompt, length = part.asked(rollout.prompt), part.asked(rollout.prompt_length)
+        prefix = model.prefill(constrain(prompt[:, :-1], "batch", None), length - 1)
+        last = jnp.take_along_axis(mine.prompt, mine.prompt_length[:, None] - 1, axis=1)
+        inputs = jnp.concatenate([last, mine.tokens[:, :-1]], axis=1)
+        hidden = model.hidden(
+            part.packed(inputs, mine.length),
+            prefix,
+            segments=part.segments(mine.length, inputs.shape[1]),
+            owners=part.owners,
+        )
+        found = token_stats(
             hidden,
             model.head(),
-            rollout.tokens,
+            part.packed(mine.tokens, mine.length),
             want,
             chunk=self.chunk,
             temperature=self.temperature,
             softcap=model.config.softcap,
         )
+        return {stat: part.unpacked(x, mine.length) for stat, x in found.items()}
 
 
-def share_of(rows: int, group_size: int) -> int:
-    """How many rows of a micro-batch of `rows` share a prompt: a whole group, or all of a part of one."""
-    if rows % group_size and group_size % rows:
-        raise ValueError(
-            f"a micro-batch of {rows} rows holds neither whole groups of {group_size} nor an even part of one: "
-            "change batch.micro_batches, batch.minibatches, batch.prompts or batch.group_size."
-        )
-    return min(rows, group_size)
+def make_score(forward: Forward, which: Pass, want: Set[Stat]) -> Callable:
+    """(params, rollout, plan) -> statistics of one pass over the whole batch, micro-batch after micro-batch."""
 
+    def score(params: Any, rollout: Rollout, plan: Plan) -> Values:
+        def body(i: jax.Array, found: dict[Stat, jax.Array]) -> dict[Stat, jax.Array]:
+            part = plan.part(i)
+            new = forward(params, rollout, part, want)
+            return {stat: part.put_back(x, new[stat]) for stat, x in found.items()}
 
-def make_score(forward: Forward, which: Pass, want: Set[Stat], group_size: int, micro: int) -> Callable:
-    """(params, rollout) -> statistics of one pass over the whole batch, `micro` micro-batches after one another."""
-
-    def score(params: Any, rollout: Rollout) -> Values:
-        rows = rollout.tokens.shape[0]
-        share = share_of(rows // micro, group_size)
-        found = jax.lax.map(lambda x: forward(params, x, want, share), microbatches(rollout, micro, share))
-        return {(which, s): jax.lax.stop_gradient(_unsplit(v, share)) for s, v in found.items()}
+        nothing = jnp.zeros(rollout.tokens.shape, jnp.float32)
+        found = jax.lax.fori_loop(0, plan.count, body, {stat: nothing for stat in sorted(want)})
+        return {(which, stat): jax.lax.stop_gradient(x) for stat, x in found.items()}
 
     return score
 
@@ -110,46 +111,48 @@ def make_update(
     tx: optax.GradientTransformation,
     spec: BatchSpec,
     minibatches: int,
-    micro: int,
 ) -> Callable:
-    """(state, rollout, stats, credit, k, j) -> state after one optimiser step, metrics.
+    """(state, rollout, stats, credit, plan, k, j) -> state after one optimiser step, metrics.
 
-    The step is on pass `k` of mini-batch `j`, every `minibatches`-th group of the batch. `spec` holds the sizes of
-    *that*, and its rows are normalised on their own: a step's size does not depend on how many others there are.
-    Gradients are summed over `micro` micro-batches; since the weights hold every denominator, the sum is the
-    gradient of the whole batch, whatever `micro` and the sharding are. Where `stats` holds no old log-probability
-    (one update per batch: old is new) the new one stands in, without gradient, and the ratio is exactly 1. Frozen weights
-    have no gradient: none is computed.
+    The step is on pass `k` of mini-batch `j`, every `minibatches`-th group of the batch; `plan` says how its rows are
+    computed. `spec` holds the sizes of *that*, and its rows are normalised on their own: a step's size does not depend on
+    how many others there are. Gradients are summed over micro-batches; since the weights hold every denominator, the sum
+    is the gradient of the whole batch, whatever the plan and the sharding are: rows that it leaves out are in the
+    denominators. Where `stats` holds no old log-probability (one update per batch: old is new) the new one stands in,
+    without gradient, and the ratio is exactly 1. Frozen weights have no gradient: none is computed.
     """
-    share = share_of(spec.rows // micro, spec.group_size)
     want = objective.wants(Pass.NEW)
     old = (Pass.OLD, Stat.LOGPROB)
 
-    def loss(params: Any, frozen: Any, rollout: Rollout, stats: Stats, credit: Credit, weight: jax.Array):
-        new = forward(joined(params, frozen), rollout, want, share)
+    def loss(params: Any, frozen: Any, batch: tuple[Rollout, Stats, Credit, jax.Array], part: Part):
+        new = forward(joined(params, frozen), batch[0], part, want)
+        stats, credit, weight = part.responses(batch[1:])
+        present = part.present[:, None]
+        credit = dataclasses.replace(credit, mask=jnp.where(present, credit.mask, 0.0))
         values: Values = {(Pass.NEW, s): v for s, v in new.items()}
         if old in objective.loss_needs and old not in stats.values:
             values[old] = jax.lax.stop_gradient(new[Stat.LOGPROB])
         stats = stats.merge(values)
-        value, metrics = objective.loss(stats, credit, weight)
+        value, metrics = objective.loss(stats, credit, jnp.where(present, weight, 0.0))
         return value, {**metrics, **_drift(stats, credit)}
 
-    def update(state: TrainState, rollout: Rollout, stats: Stats, credit: Credit, k, j):
+    def update(state: TrainState, rollout: Rollout, stats: Stats, credit: Credit, plan: Plan, k, j):
         parts = microbatches((rollout, stats, credit), minibatches, spec.group_size)
         rollout, stats, credit = jax.tree.map(lambda x: x[j], parts)
-        weight = objective.weights(credit, spec, k)
-        rows = microbatches((rollout, stats, credit, weight), micro, share)
+        batch = rollout, stats, credit, objective.weights(credit, spec, k)
 
-        def body(grads, x):
-            (value, metrics), g = jax.value_and_grad(loss, has_aux=True)(state.params, state.frozen, *x)
-            return jax.tree.map(jnp.add, grads, g), (value, metrics)
+        def body(i: jax.Array, sums: Any) -> Any:
+            part = plan.part(i)
+            found = jax.value_and_grad(loss, has_aux=True)(state.params, state.frozen, batch, part)
+            return jax.tree.map(jnp.add, sums, found)
 
-        zero = jax.tree.map(jnp.zeros_like, state.params)
-        grads, (values, metrics) = jax.lax.scan(body, zero, rows)
+        shapes = jax.eval_shape(lambda: loss(state.params, state.frozen, batch, plan.part(0)))
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, state.params))
+        (value, metrics), grads = jax.lax.fori_loop(0, plan.count, body, nothing)
         updates, opt = tx.update(grads, state.opt, state.params)
         norm = optax.tree.norm(grads)
-        metrics = jax.tree.map(lambda x: x.sum(0), metrics) | {
-            "loss": Mean(total=values.sum(), count=jnp.ones(())),
+        metrics = metrics | {
+            "loss": Mean(total=value, count=jnp.ones(())),
             "optimizer/grad_norm": Mean(total=norm, count=jnp.ones(())),
         }
         params = optax.apply_updates(state.params, updates)
@@ -185,9 +188,9 @@ class InPlace:
         after, metrics = self.compiled(state.changing, state.frozen, *batch)
         return dataclasses.replace(after, frozen=state.frozen), metrics
 
-    def lower(self, state: TrainState, *batch: Any) -> jax.stages.Lowered:
-        """For arrays or their shapes, as a jitted function's `lower`."""
-        return self.compiled.lower(state.changing, state.frozen, *batch)
+    def trace(self, state: TrainState, *batch: Any) -> jax.stages.Traced:
+        """For arrays or their shapes, as a jitted function's `trace`."""
+        return self.compiled.trace(state.changing, state.frozen, *batch)
 
 
 def _drift(stats: Stats, credit: Credit) -> Metrics:
@@ -204,9 +207,3 @@ def _drift(stats: Stats, credit: Credit) -> Metrics:
             gap = jnp.where(credit.mask > 0, past - new, 0.0)
             out[name] = Mean.of(jnp.expm1(jnp.clip(gap, -20.0, 20.0)) - gap, credit.mask)  # k3
     return jax.lax.stop_gradient(out)
-
-
-def _unsplit(x: jax.Array, block: int) -> jax.Array:
-    """The inverse of `microbatches`: [micro, rows, ...] -> [B, ...] in the order of the batch."""
-    blocks = x.reshape(x.shape[0], -1, block, *x.shape[2:]).swapaxes(0, 1)
-    return blocks.reshape(-1, *x.shape[2:])

@@ -87,16 +87,18 @@ def warm_up(
     nothing = objective.init(spec)
     laid_out = _shardings(program, tx, nothing)
     update = jit_update(
-        make_update(objective, forward, tx, spec, 1, 1), out_shardings=(laid_out, replicated(program.mesh))
+        make_update(objective, forward, tx, spec, 1), out_shardings=(laid_out, replicated(program.mesh))
     )
     credit = jax.jit(make_credit(objective, spec))
+    packer = dataclasses.replace(program.packer, groups=warm.batch, group_size=1, micro_batches=1)
     stream = program.stream(warm.batch)
     opt = jax.jit(tx.init, out_shardings=laid_out.opt)(state.params)
     state = dataclasses.replace(state, opt=opt, objective=nothing)
     for step in range(1, warm.steps + 1):
-        rollout = program.rows(demonstrations(config, program, next(stream)))
+        told = demonstrations(config, program, next(stream))
+        rollout, plan = program.rows(told), packer.all_rows(told.length, told.prompt.shape[1])
         given, _, _ = credit(rollout, Stats(values={}), nothing)
-        state, metrics = update(state, rollout, Stats(values={}), given, 0, 0)
+        state, metrics = update(state, rollout, Stats(values={}), given, plan, 0, 0)
         looks = warm.target is not None and step % warm.check_every == 0
         rate = pass_rate(state.policy) if looks else None
         go_on = report(step, metrics["loss"].value(), rate)

@@ -19,8 +19,9 @@ from rlvr_jax.objective import Objective, Stateless, chain
 from rlvr_jax.objective.base import Gate
 from rlvr_jax.objective.objective import CREDIT_SLOTS
 from rlvr_jax.objective.presets import from_config, to_config
-from rlvr_jax.sharding import make_mesh, replicated, row_sharding
+from rlvr_jax.sharding import batch_shards, make_mesh, replicated, row_sharding
 from rlvr_jax.stats import dense_stats
+from rlvr_jax.train.packing import Packer
 from rlvr_jax.train.step import Forward, TrainState, make_credit, make_score, make_update
 from rlvr_jax.types import BatchSpec, Pass, Rollout, Stats
 
@@ -179,7 +180,8 @@ class Tables(Forward):
     graphdef: None = None
     extra: int = 0
 
-    def __call__(self, params, rollout, want, share):
+    def __call__(self, params, rollout, part, want):
+        rollout = part.responses(rollout)
         first = rollout.prompt[:, -1:]
         before = jnp.concatenate([first, rollout.tokens[:, :-1]], 1)
         prompt = params["prompt"][rollout.prompt[:, 0]] + 0.5 * params["prompt"][first[:, 0]]
@@ -198,37 +200,47 @@ def compiled(objective: Objective, layout: Layout):
     """(prepare, update): statistics and credit of a batch, and an optimiser step on it."""
     forward = Tables(extra=layout.extra)
 
-    def prepare(rollout, kept):
+    def prepare(rollout, plan, kept):
         values = {}
         for which, past in PAST.items():
-            score = make_score(forward, which, objective.wants(which), G, layout.micro * MINIBATCHES)
-            values |= score(jax.tree.map(jnp.asarray, past), rollout)
+            score = make_score(forward, which, objective.wants(which))
+            values |= score(jax.tree.map(jnp.asarray, past), rollout, plan)
         stats = Stats(values=values)
-        return stats, *make_credit(objective, SPEC)(rollout, stats, kept)
+        credit, kept, metrics = make_credit(objective, SPEC)(rollout, stats, kept)
+        return stats, credit, kept, metrics, objective.live(credit)
 
     rows, whole = row_sharding(layout.mesh), replicated(layout.mesh)
-    update = make_update(objective, forward, TX, HALF, MINIBATCHES, layout.micro)
+    update = make_update(objective, forward, TX, HALF, MINIBATCHES)
     return (
-        jax.jit(prepare, compiler_options=QUICK, out_shardings=(rows, rows, whole, whole)),
+        jax.jit(prepare, compiler_options=QUICK, out_shardings=(rows, rows, whole, whole, whole)),
         jax.jit(update, compiler_options=QUICK, out_shardings=whole),
     )
+
+
+def plan_of(layout, rollout, rows, live, micro):
+    packer = Packer(len(rows) // G, G, rollout.tokens.shape[1], micro, batch_shards(layout.mesh))
+    return packer.plan(rollout.length[rows], live[rows], rollout.prompt.shape[1])
 
 
 def step(objective: Objective, layout: Layout) -> dict:
     """What two training steps of two mini-batches leave behind, as NumPy arrays."""
     prepare, update = compiled(objective, dataclasses.replace(layout, order=PLAIN.order))
     with jax.set_mesh(layout.mesh):
-        rollout = jax.device_put(batch(layout), row_sharding(layout.mesh))
+        told = batch(layout)
+        rollout = jax.device_put(told, row_sharding(layout.mesh))
         state = TrainState(params=NEW, opt=TX.init(NEW), objective=objective.init(SPEC), step=np.int32(0))
         state = jax.device_put(state, replicated(layout.mesh))
         gradients, losses, metrics = [], [], {}
         for _ in range(STEPS):
-            stats, credit, kept, seen = prepare(rollout, state.objective)
+            plan = plan_of(layout, told, np.arange(B), np.ones(B, bool), layout.micro * MINIBATCHES)
+            stats, credit, kept, seen, live = prepare(rollout, plan, state.objective)
             state = dataclasses.replace(state, objective=kept)
             metrics |= seen
             for k in range(objective.passes.count):
                 for j in range(MINIBATCHES):
-                    state, seen = update(state, rollout, stats, credit, k, j)
+                    mine = np.arange(B).reshape(-1, MINIBATCHES, G)[:, j].reshape(-1)
+                    plan = plan_of(layout, told, mine, np.asarray(live), layout.micro)
+                    state, seen = update(state, rollout, stats, credit, plan, k, j)
                     gradients.append(state.opt[0].trace)
                     losses.append(seen["loss"].total)
                     metrics |= seen

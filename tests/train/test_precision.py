@@ -11,6 +11,7 @@ from tiny import QUICK
 
 from rlvr_jax.config import Optimizer
 from rlvr_jax.train.optimizer import make_optimizer
+from rlvr_jax.train.step import Forward
 from rlvr_jax.types import Stat
 
 
@@ -42,8 +43,11 @@ def test_small_updates_are_not_lost_because_masters_are_float32():
     graphdef, start = tiny.decoder(dtype="bfloat16")
     tx = make_optimizer(Optimizer(), 1e-6)
     _, rollout, _ = narrow()
-    forward = tiny.scorer(want=(Stat.LOGPROB,), dtype="bfloat16").__wrapped__
-    loss = lambda params: -(forward(params, rollout)[Stat.LOGPROB] * rollout.mask).mean()  # noqa: E731
+    forward, part = Forward(graphdef), tiny.plan(rollout).part(0)
+
+    def loss(params):
+        found = forward(params, rollout, part, {Stat.LOGPROB})[Stat.LOGPROB]
+        return -(found * part.responses(rollout.mask)).mean()
 
     def body(carry, _):
         params, opt = carry

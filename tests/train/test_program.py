@@ -55,14 +55,16 @@ def step(program, state, stream, number=0, reference=None):
     rollout = program.rows(found.rollout)
     stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(found.logprob)})
     if program.score is not None:
-        stats = stats.merge(program.score(state.params, rollout))
+        stats = stats.merge(program.score(state.params, rollout, program.score_plan(found.rollout)))
     if program.score_ref is not None:
-        stats = stats.merge(program.score_ref(reference, rollout))
+        stats = stats.merge(program.score_ref(reference, rollout, program.score_plan(found.rollout)))
     credit, objective, _ = program.credit(rollout, stats, state.objective)
     state = dataclasses.replace(state, objective=objective, step=state.step + 1)
     seen = []
+    live = jax.device_get(program.live(credit))
     for j in range(settings.batch.minibatches):
-        state, metrics = program.update(state, rollout, stats, credit, 0, j)
+        plan = program.update_plan(found.rollout, live, j)
+        state, metrics = program.update(state, rollout, stats, credit, plan, 0, j)
         seen.append({name: mean.value() for name, mean in jax.device_get(metrics).items()})
     return state, seen, batch.tokens.shape[1], stats
 

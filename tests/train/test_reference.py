@@ -43,13 +43,14 @@ def forwards(objective, monkeypatch) -> dict[str, int]:
         stats, found = {}, {}
         for name in ("score", "score_ref"):
             if (function := getattr(program, name)) is not None:
-                scored = jax.eval_shape(function, state.params, rows)
+                scored = jax.eval_shape(function, state.params, rows, program.score_plan(rows))
                 stats |= {key: jnp.zeros(x.shape) for key, x in scored.items()}
                 found[name], calls[:] = len(calls), []
         stats = Stats(values=stats)
         credit, _, _ = jax.eval_shape(program.credit, rows, stats, state.objective)
         found["credit"], calls[:] = len(calls), []
-        jax.eval_shape(program.update, state, rows, stats, credit, 0, 0)
+        plan = program.update_plan(rows, np.ones(16, bool), 0)
+        jax.eval_shape(program.update, state, rows, stats, credit, plan, 0, 0)
         found["update"] = len(calls)
     return found
 
@@ -89,8 +90,8 @@ ROLLOUT = _rows(P * G, T, tiny.CONFIG.vocab_size)
 
 @functools.cache
 def scorer(which):
-    score = make_score(FORWARD, which, {Stat.LOGPROB}, G, 2)
-    return jax.jit(score, compiler_options=tiny.QUICK)
+    score = jax.jit(make_score(FORWARD, which, {Stat.LOGPROB}), compiler_options=tiny.QUICK)
+    return lambda params, rows: score(params, rows, tiny.plan(rows, micro=2))
 
 
 @functools.cache
@@ -143,14 +144,14 @@ def test_donated_updates_leave_the_reference_as_it_is():
     before = jax.device_get(reference)
     params = jax.tree.map(jnp.copy, reference)
     state = TrainState(params=params, opt=tx.init(params), objective=objective.init(SPEC), step=0)
-    update = make_update(objective, FORWARD, tx, SPEC, 1, 2)
+    update = make_update(objective, FORWARD, tx, SPEC, 1)
     update = jax.jit(update, donate_argnums=0, compiler_options=tiny.QUICK)
     kl = []
     for _ in range(3):
         stats = Stats(values=scorer(Pass.REF)(reference, ROLLOUT))
         np.testing.assert_array_equal(stats.values[REF], scores()[REF])
         given = state
-        state, metrics = update(state, ROLLOUT, stats, credit(1.0), 0, 0)
+        state, metrics = update(state, ROLLOUT, stats, credit(1.0), tiny.plan(ROLLOUT, micro=2), 0, 0)
         assert all(x.is_deleted() for x in jax.tree.leaves(given.params))
         kl.append(metrics["policy/kl_ref"].value())
     assert abs(kl[0]) < 1e-10 and min(kl[1:]) > 1e-4  # a gap of 1e-6 nats between two programs, squared

@@ -14,10 +14,10 @@ from tiny import G, P
 
 from rlvr_jax.objective import preset
 from rlvr_jax.objective.clips import Ppo
-from rlvr_jax.sharding import make_mesh, row_sharding
+from rlvr_jax.sharding import batch_shards, make_mesh, row_sharding
 from rlvr_jax.stats import logits_of
 from rlvr_jax.train import step as module
-from rlvr_jax.train.step import Forward, TrainState, make_credit, make_score, make_update, share_of
+from rlvr_jax.train.step import Forward, TrainState, make_credit, make_score, make_update
 from rlvr_jax.types import BatchSpec, Pass, Rollout, Stat, Stats
 
 B, T, V = P * G, 6, tiny.CONFIG.vocab_size
@@ -130,24 +130,32 @@ def reference(name, mask=None, rows=slice(None), old=None, rejected=None):
 
 
 @functools.cache
-def jitted(name, mesh, micro, minibatches):
+def jitted(name, mesh, minibatches):
     """(credit, update) for a batch on a mesh, or where `mesh` is None on one device."""
     objective = preset(name)
-    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(minibatches), minibatches, micro)
+    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(minibatches), minibatches)
     return tuple(jax.jit(f, compiler_options=tiny.QUICK) for f in (make_credit(objective, SPEC), update))
+
+
+def plan_of(rollout, j, minibatches, micro, shards, live):
+    """Of mini-batch j, which is every `minibatches`-th group."""
+    rows = np.arange(B).reshape(-1, minibatches, G)[:, j].reshape(-1)
+    mine = jax.tree.map(lambda x: x[rows], rollout)
+    return tiny.plan(mine, micro=micro, shards=shards, live=None if live is None else live[rows])
 
 
 def part_of(minibatches):
     return dataclasses.replace(SPEC, groups=P // minibatches)
 
 
-def run(functions, name="grpo", mesh=None, j=0, rollout=None, values=None):
+def run(functions, name="grpo", mesh=None, j=0, rollout=None, values=None, micro=1, minibatches=1, live=None):
     """The gradient of one update on the batch, and its metrics as numbers."""
     rollout = batch()[0] if rollout is None else rollout
     values = batch()[1] if values is None else values
     credit_of, update = functions
     objective, params = preset(name), tiny.decoder()[1]
     shape = make_mesh(*mesh) if mesh else None
+    plan = plan_of(rollout, j, minibatches, micro, batch_shards(shape) if shape else 1, live)
     with jax.set_mesh(shape) if shape else contextlib.nullcontext():
         rollout, values = jax.device_put((rollout, values), row_sharding(shape) if shape else None)
         params = tiny.on_mesh(params, shape) if shape else params
@@ -156,13 +164,13 @@ def run(functions, name="grpo", mesh=None, j=0, rollout=None, values=None):
         start = TrainState(
             params=params, opt=tiny.keep_gradient().init(params), objective=state, step=jnp.zeros((), int)
         )
-        state, metrics = update(start, rollout, Stats(values=values), credit, 0, j)
+        state, metrics = update(start, rollout, Stats(values=values), credit, plan, 0, j)
     chex.assert_trees_all_equal(state.params, params)
     return jax.device_get(state.opt), {k: v.value() for k, v in jax.device_get(metrics).items()}
 
 
 def gradient(name="grpo", mesh=None, micro=1, minibatches=1, **inputs):
-    return run(jitted(name, mesh, micro, minibatches), name, mesh, **inputs)
+    return run(jitted(name, mesh, minibatches), name, mesh, micro=micro, minibatches=minibatches, **inputs)
 
 
 def norm(tree):
@@ -190,6 +198,24 @@ def test_devices_and_micro_batches_do_not_change_the_gradient(name, mesh, micro)
     chex.assert_trees_all_close(got, want, **GRADIENT)
     np.testing.assert_allclose(metrics["optimizer/grad_norm"], norm(want), rtol=1e-5)
     assert 0 < metrics["policy/clip_fraction"] < 0.5
+
+
+@pytest.mark.parametrize("mesh", [None, (4, 1, 2)])
+def test_rows_without_credit_are_left_out_and_change_nothing_but_what_is_computed(mesh):
+    """Three groups are all right or all wrong; they stay in the denominators. No row of them is in a packed row."""
+    rollout, values = batch()
+    reward = rollout.reward.copy()
+    reward[: 2 * G], reward[-G:] = 0.0, 1.0
+    rollout = dataclasses.replace(rollout, reward=reward, correct=reward)
+    live = (np.abs(advantages(reward, "grpo", np.zeros(B))) > 0)[np.arange(B)]
+    assert live.sum() == B - 3 * G
+    given = dict(mesh=mesh, micro=4, rollout=rollout)
+    every, metrics = gradient(**given)
+    some, of_some = gradient(**given, live=live)
+    chex.assert_trees_all_close(some, every, **GRADIENT)
+    np.testing.assert_allclose(of_some["loss"], metrics["loss"], rtol=1e-5, atol=1e-7)
+    none, _ = gradient(**given, live=np.zeros(B, bool))
+    assert all((x == 0).all() for x in jax.tree.leaves(none))
 
 
 @pytest.mark.parametrize("j", [0, 1])
@@ -243,13 +269,18 @@ def test_every_sampled_token_learns_the_stop_token_too_and_nothing_else_does(mon
         return {Stat.LOGPROB: picked}
 
     monkeypatch.setattr(module, "token_stats", dense_stats)
-    got, _ = run(jitted.__wrapped__("grpo", None, 1, 1))
+    got, _ = run(jitted.__wrapped__("grpo", None, 1))
     jax.effects_barrier()
     chex.assert_trees_all_close(got, reference("grpo"), **GRADIENT)  # the tap changes nothing
-    (found,) = caught
-    assert found.shape == (B, T, V)
-
     rollout, values = batch()
+    found, rest = np.zeros((B, T, V), np.float32), np.concatenate(caught).reshape(-1, V)
+    assert len(rest) == B * T
+    plan = tiny.plan(rollout)
+    for i, start in zip(plan.rows[0, 0], plan.start[0, 0], strict=True):
+        n = rollout.length[i]
+        found[i, :n] = rest[start : start + n]
+        rest[start : start + n] = 0
+    assert (rest == 0).all()
     logp = tiny.log_softmax(dense_logits(tiny.decoder()[1], rollout))
     onehot = np.eye(V)[rollout.tokens]
     ratio = np.exp((logp * onehot).sum(-1) - values[OLD])
@@ -283,13 +314,13 @@ class Watched(Ppo):
 @functools.cache
 def watched():
     objective = dataclasses.replace(preset("grpo"), clip=Watched())
-    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(2), 2, 1)
+    update = make_update(objective, FORWARD, tiny.keep_gradient(), part_of(2), 2)
     return tuple(jax.jit(f, compiler_options=tiny.QUICK) for f in (make_credit(objective, SPEC), update))
 
 
 def log_ratios(values):
     RATIOS.clear()
-    _, metrics = run(watched(), values=values)
+    _, metrics = run(watched(), values=values, minibatches=2)
     jax.effects_barrier()
     return np.concatenate(RATIOS), metrics
 
@@ -312,14 +343,15 @@ def test_against_recomputed_log_probabilities_the_first_ratio_is_one_to_rounding
 
 
 def score(micro, mesh=None, want=(Stat.LOGPROB, Stat.ENTROPY)):
-    function = jax.jit(make_score(FORWARD, Pass.OLD, set(want), G, micro), compiler_options=tiny.QUICK)
+    function = jax.jit(make_score(FORWARD, Pass.OLD, set(want)), compiler_options=tiny.QUICK)
     params, rollout = tiny.decoder()[1], batch()[0]
     if mesh is None:
-        return jax.device_get(function(params, rollout))
+        return jax.device_get(function(params, rollout, tiny.plan(rollout, micro=micro)))
     mesh = make_mesh(*mesh)
+    plan = tiny.plan(rollout, micro=micro, shards=batch_shards(mesh))
     with jax.set_mesh(mesh):
         return jax.device_get(
-            function(tiny.on_mesh(params, mesh), jax.device_put(rollout, row_sharding(mesh)))
+            function(tiny.on_mesh(params, mesh), jax.device_put(rollout, row_sharding(mesh)), plan)
         )
 
 
@@ -334,14 +366,6 @@ def test_scores_are_the_dense_ones_in_the_order_of_the_batch(micro, mesh):
     }
     for stat, values in want.items():
         # Two float32 forwards whose sums run in other orders: as between sampler and scorer.
-        np.testing.assert_allclose(found[Pass.OLD, stat], values, rtol=0, atol=1e-5)
-
-
-def test_rows_of_a_micro_batch_share_a_prompt_or_a_part_of_one():
-    assert [share_of(rows, 4) for rows in (32, 8, 4, 2, 1)] == [4, 4, 4, 2, 1]
-    with pytest.raises(ValueError) as error:
-        share_of(6, 4)
-    assert str(error.value) == (
-        "a micro-batch of 6 rows holds neither whole groups of 4 nor an even part of one: "
-        "change batch.micro_batches, batch.minibatches, batch.prompts or batch.group_size."
-    )
+        got = np.where(rollout.mask > 0, found[Pass.OLD, stat], values)
+        np.testing.assert_allclose(got, values, rtol=0, atol=1e-5)
+        assert (found[Pass.OLD, stat][rollout.mask == 0] == 0).all()

@@ -44,17 +44,18 @@ def largest(function, chunk):
         prompt_id=jnp.zeros(3, int),
         truncated=jnp.zeros(3, bool),
     )
+    plan = tiny.plan(rollout, group=3)
     if function == "score":
-        jaxpr = jax.make_jaxpr(make_score(forward, Pass.OLD, set(Stat), 3, 1))(params, rollout)
+        jaxpr = jax.make_jaxpr(make_score(forward, Pass.OLD, set(Stat)))(params, rollout, plan)
     else:
         objective = preset("grpo")
         credit, state, _ = objective.credit(rollout, Stats(values={}), spec, objective.init(spec))
         start = TrainState(
             params=params, opt=tiny.keep_gradient().init(params), objective=state, step=jnp.zeros((), int)
         )
-        update = make_update(objective, forward, tiny.keep_gradient(), spec, 1, 1)
+        update = make_update(objective, forward, tiny.keep_gradient(), spec, 1)
         jaxpr = jax.make_jaxpr(update)(
-            start, rollout, Stats(values={(Pass.OLD, Stat.LOGPROB): -rows}), credit, 0, 0
+            start, rollout, Stats(values={(Pass.OLD, Stat.LOGPROB): -rows}), credit, plan, 0, 0
         )
     return max(sizes(jaxpr.jaxpr))
 
