@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 
-from rlvr_jax.rollout.bench.measure import KEEP_BUFFERS
+from rlvr_jax.rollout.bench.process import KEEP_BUFFERS
 
 RUNS = (
     ("--preset", "batch-64"),

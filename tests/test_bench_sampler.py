@@ -14,7 +14,7 @@ import tiny
 from rlvr_jax.cli import main
 from rlvr_jax.models.export import export
 from rlvr_jax.models.tokenizer import word_tokenizer
-from rlvr_jax.rollout.bench import limits, measure, ours, peer
+from rlvr_jax.rollout.bench import limits, measure, ours, peer, process
 from rlvr_jax.rollout.bench.report import report
 from rlvr_jax.rollout.bench.workload import PRESETS, SamplerBench, Workload
 from rlvr_jax.rollout.engine import Decoding, structure
@@ -57,7 +57,7 @@ def test_options_change_a_preset_and_those_that_are_not_given_do_not():
 def test_malloc_is_told_what_the_makefile_tells_it():
     text = (pathlib.Path(__file__).resolve().parents[1] / "Makefile").read_text()
     (line,) = re.findall(r"^KEEP_BUFFERS := (.*)$", text, re.MULTILINE)
-    assert dict(word.split("=") for word in line.split()) == measure.KEEP_BUFFERS
+    assert dict(word.split("=") for word in line.split()) == process.KEEP_BUFFERS
 
 
 # ---- ours --------------------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ def small(monkeypatch):
 def test_without_torch_one_sentence_says_so_and_ours_is_measured(directory, small, monkeypatch, capsys):
     with monkeypatch.context() as gone:
         gone.setitem(sys.modules, "torch", None)
-        assert not peer.is_there()
-    assert peer.is_there() == (importlib.util.find_spec("torch") is not None)
-    monkeypatch.setattr(peer, "is_there", lambda: False)
+        assert not process.torch_is_there()
+    assert process.torch_is_there() == (importlib.util.find_spec("torch") is not None)
+    monkeypatch.setattr(measure, "torch_is_there", lambda: False)
     words = ["bench", "sampler", "--json", "--model", str(directory), "--dtype", "float32", *SIZES]
     assert main(words) == 0
     out, err = capsys.readouterr()

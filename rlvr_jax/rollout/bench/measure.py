@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +20,7 @@ from rlvr_jax.models.load import load
 from rlvr_jax.models.tokenizer import eos_ids, load_tokenizer, word_tokenizer
 from rlvr_jax.rollout.bench import ours, peer
 from rlvr_jax.rollout.bench.limits import reach, work_of_step
+from rlvr_jax.rollout.bench.process import Peer, Say, peak_device_bytes, surroundings, torch_is_there
 from rlvr_jax.rollout.bench.workload import SamplerBench, Workload
 from rlvr_jax.rollout.engine import Decoding, structure
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
@@ -39,16 +38,6 @@ SMOLLM2_135M = ModelConfig(
     max_positions=8192,
 )
 GROUPS = (1, 4, 16)
-KEEP_BUFFERS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "2147483647",
-}
-"""What makes glibc's malloc keep the buffers of a step (see the Makefile). It reads them when a process starts, so they have
-to be in the environment before; the process of `generate` inherits them."""
-
-Say = Callable[[str], None]
-"""Takes a line about what has just been done."""
 
 
 def measure(bench: SamplerBench, say: Say) -> dict[str, Any]:
@@ -63,14 +52,11 @@ def measure(bench: SamplerBench, say: Say) -> dict[str, Any]:
     model = structure(graphdef, params)
     clocked = Clocked(model, params, stop, bench.slots)
     compiling = clocked.compile(workload, say)
-    memory = _peak_bytes()
+    memory = peak_device_bytes()
     found: dict[str, Any] = {
-        "model": str(bench.model or "random weights, SmolLM2-135M's shape"),
+        "model": named(bench.model),
         "dtype": bench.dtype,
-        "device": jax.devices()[0].device_kind,
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "keeps_buffers": all(os.environ.get(k) == v for k, v in KEEP_BUFFERS.items()),
+        **surroundings(),
         "workload": dataclasses.asdict(workload),
     }
     times: list[ours.Timed] = []
@@ -177,6 +163,11 @@ def scaling(clocked: Clocked, workload: Workload, repeats: int, say: Say) -> lis
     ]
 
 
+def named(path: pathlib.Path | None) -> str:
+    """What a report calls a model."""
+    return str(path or "random weights, SmolLM2-135M's shape")
+
+
 def model_of(bench: SamplerBench) -> tuple[Any, Any, ModelConfig, Any, tuple[int, ...]]:
     """Structure, parameters (float32), configuration, tokenizer, stop tokens."""
     dtype = jnp.dtype(bench.dtype)
@@ -213,11 +204,11 @@ def _check_positions(config: ModelConfig, workload: Workload) -> None:
 @contextlib.contextmanager
 def _generate(
     bench: SamplerBench, params: Any, config: ModelConfig, tokenizer: Any, stop: tuple[int, ...], say: Say
-) -> Iterator[peer.Peer | None]:
+) -> Iterator[Peer | None]:
     """`transformers.generate` with the same weights; None where it is not wanted, or cannot be had, which is said."""
-    if bench.compare and not peer.is_there():
+    if bench.compare and not torch_is_there():
         say("transformers.generate needs torch, which is not installed: only our sampler is measured.")
-    if not bench.compare or not peer.is_there():
+    if not bench.compare or not torch_is_there():
         yield None
         return
     workload = bench.workload
@@ -231,7 +222,7 @@ def _generate(
             tokens=workload.tokens(config.vocab_size).repeat(workload.group, axis=0),
             length=workload.row_lengths(),
         )
-        other = peer.Peer(job)
+        other = Peer("transformers.generate", peer.loaded, job)
         try:
             yield other
         finally:
@@ -275,12 +266,6 @@ def _limit(clocked: Clocked, workload: Workload, step_seconds: float) -> dict[st
         "step_seconds": machine.seconds(work),
         "share": machine.seconds(work) / step_seconds,
     }
-
-
-def _peak_bytes() -> int:
-    """Of the device where it counts, else of this process, which has compiled by then."""
-    stats = jax.devices()[0].memory_stats()
-    return stats["peak_bytes_in_use"] if stats else peer.peak_bytes()
 
 
 def _said(say: Say, who: str, repeat: int, repeats: int, seconds: float, tokens: Any) -> None:
