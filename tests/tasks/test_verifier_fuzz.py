@@ -2,11 +2,10 @@
 
 import asyncio
 import concurrent.futures
-import random
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import rlvr_jax.tasks  # noqa: F401  (it registers them)
@@ -19,6 +18,7 @@ RUN_PROGRAMS = {"code", "programs"}
 """Tasks that run what a model wrote: their tests are about the sandbox."""
 TASKS = sorted(set(registry.names("task")) - RUN_PROGRAMS)
 SECONDS = 5.0
+SEARCH = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 
 PIECES = [
     *(r"\boxed{", r"\boxed{\boxed{", "}", "}}}", "{", "(", ")", "[", "]", r"\{", r"\}", "$", "$$", r"\(", r"\)", r"\[", r"\]"),
@@ -35,14 +35,17 @@ PIECES = [
 ]  # fmt: skip
 
 
-def texts(seed, count):
-    """Texts of 1 to 24 pieces, some of them once more in a box."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        text = rng.choice(("", " ")).join(rng.choices(PIECES, k=rng.randint(1, 24)))
-        yield rng.choice(("{}", "{}", r"\boxed{{{}}}", "The answer is ${}$.", "<answer>{}</answer>")).format(
-            text
-        )
+BATCH = 10
+DRAWN = st.lists(
+    st.text(min_size=1, max_size=8) | st.text(min_size=8, max_size=24), min_size=BATCH, max_size=BATCH
+)
+"""A batch at once, each text one draw: hypothesis takes longer to draw than most verifiers take to judge."""
+FRAMES = ("{}", "{}", r"\boxed{{{}}}", "The answer is ${}$.", "<answer>{}</answer>")
+
+
+def spelled(drawn, glue):
+    """The first 256 letters, of which hypothesis draws four in five, stand for pieces, the others for themselves."""
+    return glue.join(PIECES[ord(c) % len(PIECES)] if ord(c) < 256 else c for c in drawn)
 
 
 GOLDS = [
@@ -63,64 +66,44 @@ def records(name, task):
     return [record | {"answer": gold} for gold in GOLDS] if name == "math" else [record]
 
 
-def hardest(name, count, seed):
+def hardest(name, count):
     """The slowest of `count` verdicts, in CPU seconds, with its text. All of them have to be verdicts."""
     task = registry.build("task", name)
     some = records(name, task)
-    worst = (0.0, "")
-    for index, text in enumerate(texts(f"{name} {seed}", count)):
-        start = time.process_time()
-        verdict = task.verify(some[index % len(some)], text)
-        answer = task.answer(some[index % len(some)], text)
-        worst = max(worst, (time.process_time() - start, text))
-        assert isinstance(verdict, Verdict) and (answer is None or isinstance(answer, str))
-        assert verdict.reason is not Reason.ERROR, text
+    judged, worst = 0, (0.0, "")
+
+    # One seed for each task, so that no two of them see the same texts.
+    @seed(name)
+    @settings(SEARCH, max_examples=-(-count // BATCH))
+    @given(DRAWN, st.sampled_from(FRAMES), st.sampled_from(("", " ")))
+    def judge(drawn, frame, glue):
+        nonlocal judged, worst
+        for text in (frame.format(spelled(each, glue)) for each in drawn):
+            record = some[judged % len(some)]
+            start = time.process_time()
+            verdict, answer = task.verify(record, text), task.answer(record, text)
+            worst = max(worst, (time.process_time() - start, text))
+            assert isinstance(verdict, Verdict) and (answer is None or isinstance(answer, str))
+            assert verdict.reason in (Reason.CORRECT, Reason.WRONG, Reason.UNPARSABLE), text
+            judged += 1
+
+    judge()
+    assert judged >= count
     return worst
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_any_text_has_a_verdict_soon(name):
-    seconds, text = hardest(name, -(-300 // len(TASKS)), seed=0)
+    seconds, text = hardest(name, 80 if name == "math" else 30)
     assert seconds < SECONDS, text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_eighteen_thousand_texts_have_verdicts_soon(name):
-    seconds, text = hardest(name, 6000 if name == "math" else -(-12_000 // (len(TASKS) - 1)), seed=1)
+def test_twenty_thousand_texts_have_verdicts_soon(name):
+    seconds, text = hardest(name, 6000 if name == "math" else -(-14_000 // (len(TASKS) - 1)))
     print(f"{name}: slowest verdict {seconds:.2f} s of CPU")
     assert seconds < SECONDS, text
-
-
-ANY_TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=12).map("".join)
-SEARCH = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-
-
-@settings(SEARCH, max_examples=60)
-@given(ANY_TEXT, st.sampled_from(GOLDS))
-def test_any_text_at_all_is_judged_as_maths(text, gold):
-    verdict = Math().verify({"answer": gold}, text)
-    assert verdict.reason in (Reason.CORRECT, Reason.WRONG, Reason.UNPARSABLE)
-
-
-@pytest.mark.slow
-def test_two_thousand_texts_of_any_letters_are_judged_by_all():
-    """With those before, twenty thousand."""
-    judges = [(task, records(task.name, task)) for task in (registry.build("task", name) for name in TASKS)]
-    slowest = 0.0
-
-    @settings(SEARCH, max_examples=2000)
-    @given(ANY_TEXT, st.sampled_from(judges), st.integers(0, len(GOLDS) - 1))
-    def judged(text, judge, which):
-        nonlocal slowest
-        task, some = judge
-        start = time.process_time()
-        assert task.verify(some[which % len(some)], text).reason is not Reason.ERROR
-        slowest = max(slowest, time.process_time() - start)
-
-    judged()
-    print(f"any letters: slowest verdict {slowest:.2f} s of CPU")
-    assert slowest < SECONDS
 
 
 LONG = ["\\boxed{" * 5000, "\\" * 50_000, "$" * 20_000, "{" * 50_000, "\\boxed{" + "9" * 50_000 + "}", "1 " * 30_000, "( " * 30_000,
