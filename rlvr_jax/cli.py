@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg, subcommand
 
+from rlvr_jax.plan.command import PlanOptions
 from rlvr_jax.rollout.bench.workload import SamplerBench
 
 
@@ -105,6 +106,17 @@ class Bench:
 
 
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """Compile the update, the scoring and the sampling of a config for a slice that need not be here, and say what they take:
+    memory, operations, collectives, time at the least, and what to change. Config fields (`--mesh.tensor 2`) may follow.
+    The exit status is 0 where it fits, 3 where it does not."""
+
+    config: Positional[pathlib.Path]
+    """YAML file. The weights and the data need not be here."""
+    options: Annotated[PlanOptions, arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True)
 class DataBuild:
     """Write both splits of a data set as a TFDS directory of ArrayRecord files, which is read at random and not into memory;
     its path, for a task's `path`, is printed. All or nothing."""
@@ -166,6 +178,7 @@ Command = (
     | Annotated[Export, subcommand("export")]
     | Annotated[Variants, subcommand("variants")]
     | Annotated[Bench, subcommand("bench")]
+    | Annotated[Plan, subcommand("plan")]
     | Annotated[Data, subcommand("data")]
 )
 
@@ -188,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Export: _export,
         Variants: _variants,
         Bench: _bench,
+        Plan: _plan,
         Data: _data,
     }[type(command)]
     try:
@@ -314,6 +328,12 @@ def _bench(command: Bench, rest: Sequence[str]) -> int:
     else:
         Console().print(report(found))
     return 0
+
+
+def _plan(command: Plan, rest: Sequence[str]) -> int:
+    from rlvr_jax.plan.command import run
+
+    return run(command.config, command.options, rest)
 
 
 def _data(command: Data, rest: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ LAYERS = (
     {"config"},
     {"configfile"},
     {"train"},
+    {"plan"},
     {"cli"},
 )
 """Modules and packages directly under rlvr_jax, lowest first. Each imports only from layers below its own; inside a
