@@ -2,184 +2,29 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from contextlib import AbstractContextManager, nullcontext
 
 import tyro
 from rich.console import Console
-from tyro.conf import Positional, arg, subcommand
 
-from rlvr_jax.plan.command import PlanOptions
-from rlvr_jax.rollout.bench.workload import SamplerBench
-
-
-@dataclasses.dataclass(frozen=True)
-class Train:
-    """Train a config, or go on with it where its run directory exists. `--field value` overrides, e.g.
-    --batch.group-size 16 --objective f_dapo --objective.advantage.focal.gamma 1."""
-
-    config: Positional[pathlib.Path]
-    """YAML file."""
-    json: bool = False
-    """End with one line of JSON on standard output."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Eval:
-    """Unbiased held-out pass@k and majority@k, with 95 % bootstrap intervals, of a run, of a config's start weights (without
-    its warm-up) or of a model. Config fields (`--sampling.temperature 0.6 --seed 1`) may follow. Answers are kept in a
-    folder as they come: the same command goes on where it was stopped, and for more samples or prompts samples only these.
-    """
-
-    policy: Positional[pathlib.Path | None] = None
-    """Run directory, config file, Hugging Face directory or .gguf file."""
-    task: str | None = None
-    """Name of a task, or YAML with its fields: '{name: maze, size: 7}'. A run has its own."""
-    samples: int = 64
-    """Answers to each prompt."""
-    prompts: int = 0
-    """How many held-out prompts; 0: all."""
-    k: tuple[int, ...] | None = None
-    """1, or with --compare all that both evaluations have."""
-    split: Literal["train", "test"] = "test"
-    step: int | None = None
-    """Training step of a run whose checkpoint is there; the newest without."""
-    output: pathlib.Path | None = None
-    """Folder of the evaluation; else a folder in the run directory, or in runs/evaluations."""
-    compare: tuple[pathlib.Path, pathlib.Path] | None = None
-    """Folders of two evaluations: the difference on their common problems, second less first. Nothing is sampled."""
-    json: bool = False
-    """Print one line of JSON instead of a table."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """Sample answers to prompts of your own. Config fields (`--sampling.max-new-tokens 64`) may follow."""
-
-    policy: Positional[pathlib.Path]
-    """Run directory, Hugging Face directory or .gguf file."""
-    prompt: Annotated[tuple[str, ...], arg(metavar="TEXT [TEXT ...]")]
-    """Chat messages where the model has a chat template, else raw text."""
-    samples: int = 1
-    """Answers to each prompt."""
-    json: bool = False
-    """Print one JSON object a line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Export:
-    """Write a run's policy, or any model, as a Hugging Face directory. Of a run with adapters they are merged into the
-    weights, and its folder `adapter` holds them alone, for peft."""
-
-    policy: Positional[pathlib.Path]
-    """Run directory, Hugging Face directory or .gguf file."""
-    directory: Positional[pathlib.Path]
-    """New directory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights. float32 is what a run trains, to the bit."""
-    step: int | None = None
-    """Training step of a run whose checkpoint is there; the newest without."""
-    max_shard_size: str = "5GB"
-    """Of one file of weights."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Variants:
-    """List the objectives by name, or show one: its stages with their formulas and sources."""
-
-    preset: Positional[str | None] = None
-    json: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """Measure on this machine: tokens per second, prefill and decoding apart, memory, and how far from what the machine
-    could do; beside `transformers.generate` in the same run. Progress is on standard error."""
-
-    what: Positional[Literal["sampler"]]
-    """What writes the responses."""
-    options: Annotated[SamplerBench, arg(name="")]
-    json: bool = False
-    """Print one line of JSON instead of a table."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Compile the update, the scoring and the sampling of a config for a slice that need not be here, and say what they take:
-    memory, operations, collectives, time at the least, and what to change. Config fields (`--mesh.tensor 2`) may follow.
-    The exit status is 0 where it fits, 3 where it does not."""
-
-    config: Positional[pathlib.Path]
-    """YAML file. The weights and the data need not be here."""
-    options: Annotated[PlanOptions, arg(name="")]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataBuild:
-    """Write both splits of a data set as a TFDS directory of ArrayRecord files, which is read at random and not into memory;
-    its path, for a task's `path`, is printed. All or nothing."""
-
-    source: Positional[str]
-    """Folder with train.jsonl(.gz) and test.jsonl(.gz), directory of Hugging Face `datasets`, or package.module:function."""
-    name: str
-    """Small letters, digits and underscores."""
-    out: pathlib.Path
-    """The data set is written to OUT/NAME/1.0.0."""
-    replace: bool = False
-    """Put it in the place of one that is there."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DataCheck:
-    """Repeated and contradictory prompts, train and test that overlap, answers that are missing or that the verifier does
-    not accept, lengths of prompts. Config fields (`--task.path data/mine --model.path MODEL`) may follow. The exit status
-    is 0 where nothing is wrong, 1 where there are problems to mend, 2 where the data cannot be read."""
-
-    what: Positional[str]
-    """Config file, run directory, or name of a task."""
-    records: int = 100_000
-    """Of each split at the most, evenly spread; 0: all."""
-    json: bool = False
-    """Print one line of JSON instead of tables."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DataShow:
-    """Prompts as the model gets them, and their answers. Config fields (`--task.path data/mine --model.path MODEL`) may
-    follow; without a model, messages are shown as they are."""
-
-    what: Positional[str]
-    """Config file, run directory, or name of a task."""
-    number: Annotated[int, arg(aliases=("-n",))] = 3
-    """How many records, from the first one on."""
-    split: Literal["train", "test"] = "train"
-    json: bool = False
-    """Print one JSON object a line, with the record as it is stored."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Build, check or show a data set."""
-
-    what: Annotated[
-        Annotated[DataBuild, subcommand("build")]
-        | Annotated[DataCheck, subcommand("check")]
-        | Annotated[DataShow, subcommand("show")],
-        arg(name=""),
-    ]
-
-
-Command = (
-    Annotated[Train, subcommand("train")]
-    | Annotated[Eval, subcommand("eval")]
-    | Annotated[Sample, subcommand("sample")]
-    | Annotated[Export, subcommand("export")]
-    | Annotated[Variants, subcommand("variants")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Plan, subcommand("plan")]
-    | Annotated[Data, subcommand("data")]
+from rlvr_jax.cluster import find_cluster
+from rlvr_jax.commands import (
+    Bench,
+    Command,
+    Data,
+    DataBuild,
+    DataCheck,
+    DataShow,
+    Eval,
+    Export,
+    Plan,
+    Sample,
+    Train,
+    Variants,
 )
 
 
@@ -205,17 +50,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Data: _data,
     }[type(command)]
     try:
-        return run(command, rest)
-    except BrokenPipeError:  # whoever read our output has seen enough
+        with _joined(command):
+            return run(command, rest)
+    except Exception as error:
+        return _failed(error)
+
+
+def _joined(command: Command) -> AbstractContextManager[None]:
+    """With the other processes, where several run a command together."""
+    from rlvr_jax.distributed import joined
+
+    if not isinstance(command, Train | Eval):
+        return nullcontext()
+    return joined(find_cluster(os.environ, command.place), _failed)
+
+
+def _failed(error: BaseException) -> int:
+    """The exit status of what a user got wrong, which is told; anything else is raised again."""
+    if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough
         sys.stderr.close()
         return 141
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"rlvr-jax: {error}", file=sys.stderr)
-        return 2
+    if not isinstance(error, (ValueError, OSError, ModuleNotFoundError)):
+        raise error
+    print(f"rlvr-jax: {error}", file=sys.stderr)
+    return 2
 
 
 def _train(command: Train, rest: Sequence[str]) -> int:
     from rlvr_jax.configfile import load
+    from rlvr_jax.distributed import is_first
     from rlvr_jax.train.loop import fit
     from rlvr_jax.train.stop import STOPPED
     from rlvr_jax.train.summary import print_summary, summarize
@@ -224,6 +87,8 @@ def _train(command: Train, rest: Sequence[str]) -> int:
     outcome = fit(config)
     if not outcome.complete:
         return STOPPED
+    if not is_first():
+        return 0
     summary = summarize(pathlib.Path(config.run_dir), f"{config.task.name}: {command.config.stem}")
     print_summary(summary, Console())
     if command.json:
@@ -232,6 +97,7 @@ def _train(command: Train, rest: Sequence[str]) -> int:
 
 
 def _eval(command: Eval, rest: Sequence[str]) -> int:
+    from rlvr_jax.distributed import is_first
     from rlvr_jax.train.logs import counting, say
     from rlvr_jax.train.policy import HeldOut, evaluate_policy, evaluation_config
     from rlvr_jax.train.stop import STOPPED, StopRequest
@@ -251,10 +117,12 @@ def _eval(command: Eval, rest: Sequence[str]) -> int:
         output=command.output,
     )
     with counting("evaluation") as progress, StopRequest() as stop:
-        folder, found = evaluate_policy(command.policy, config, wanted, progress, lambda: stop.asked)
+        folder, found = evaluate_policy(command.policy, config, wanted, progress, stop.agreed)
     if found is None:
         say(f"stopped; the same command goes on with what is in {folder}")
         return STOPPED
+    if not is_first():
+        return 0
     if command.json:
         short = {name: value for name, value in found.items() if name != "problems"}
         print(json.dumps({**short, "folder": str(folder)}))

@@ -15,6 +15,19 @@ _PORT = "8476"
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of several processes this is, all started with the same command. Without, the variables of Slurm, Kubernetes or a
+    TPU pod say it, and else it is one process."""
+
+    coordinator: str | None = None
+    """HOST:PORT where process 0 listens."""
+    processes: int | None = None
+    """How many there are."""
+    process: int | None = None
+    """Which of them this is, from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Cluster:
     """Process `process` of `processes`; process 0 listens at `coordinator` (host:port).
 
@@ -32,12 +45,7 @@ class TpuPod:
     """A machine of a TPU pod, whose metadata JAX reads."""
 
 
-def find_cluster(
-    environment: Mapping[str, str],
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
-) -> Cluster | TpuPod | None:
+def find_cluster(environment: Mapping[str, str], told: Place) -> Cluster | TpuPod | None:
     """What the command line says, else what the cluster's variables say; None: one process.
 
     In this order: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (Kubeflow sets them); a Kubernetes Indexed
@@ -45,18 +53,19 @@ def find_cluster(
 
     Raises ValueError for half an address, and for a process that is not one of them.
     """
-    if (coordinator, processes, process) != (None, None, None):
-        return _explicit(coordinator, processes, process)
+    if told != Place():
+        return _explicit(told)
     return _from_variables(environment) or _from_slurm(environment) or _from_tpu(environment)
 
 
-def _explicit(coordinator: str | None, processes: int | None, process: int | None) -> Cluster:
-    if coordinator is None or processes is None or process is None:
+def _explicit(told: Place) -> Cluster:
+    if told.coordinator is None or told.processes is None or told.process is None:
+        given = ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(told).items())
         raise ValueError(
-            f"one of several processes is told all three of --coordinator HOST:PORT, --processes N and --process I; got "
-            f"coordinator={coordinator}, processes={processes}, process={process}."
+            f"one of several processes is told all of --coordinator HOST:PORT, --processes N and --process I; got {given}."
         )
-    return _checked(Cluster(coordinator, processes, process), "--coordinator", "--processes", "--process")
+    found = Cluster(told.coordinator, told.processes, told.process)
+    return _checked(found, "--coordinator", "--processes", "--process")
 
 
 def _checked(found: Cluster, coordinator: str, processes: str, process: str) -> Cluster:

@@ -20,6 +20,7 @@ LAYERS = (
     {"configfile"},
     {"train"},
     {"plan"},
+    {"commands"},
     {"cli"},
 )
 """Modules and packages directly under rlvr_jax, lowest first. Each imports only from layers below its own; inside a
@@ -43,6 +44,7 @@ HEAVY = {
 
 HEAVY_AT_TOP = {
     "rlvr_jax.cli": {"tyro"},  # every command's arguments are made by it, and no module imports cli
+    "rlvr_jax.commands": {"tyro"},  # the same arguments, and cli alone imports it
 }
 """module -> heavy packages it may import at its top, each with the reason in a comment."""
 

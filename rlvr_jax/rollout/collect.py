@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rlvr_jax.distributed import merged, mine
 from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.rollout.protocol import Samples
@@ -45,20 +46,24 @@ def decode(tokenizer: Any, tokens: np.ndarray, length: np.ndarray) -> list[str]:
 
 class Early:
     """Answers go to a judge as they are finished, while others are sampled: give `on_row` to the sampler, then `answers`
-    to `collect`."""
+    to `collect`. Of several processes each judges its own rows, and all have every verdict."""
 
     def __init__(self, judge: Judge, tokenizer: Any, records: tuple[dict, ...], group_size: int):
         self._judge, self._tokenizer, self._records, self._size = judge, tokenizer, records, group_size
-        self._asked: dict[int, tuple[str, Future[Verdict]]] = {}
+        self._texts: dict[int, str] = {}
+        self._asked: dict[int, Future[Verdict]] = {}
 
     def on_row(self, row: int, tokens: np.ndarray) -> None:
         (text,) = decode(self._tokenizer, tokens[None], np.array([len(tokens)]))
-        self._asked[row] = text, self._judge.submit(self._records[row // self._size], text)
+        self._texts[row] = text
+        if mine(row):
+            self._asked[row] = self._judge.submit(self._records[row // self._size], text)
 
     def answers(self) -> Answers:
         """In the order of the rows; waits for those that are missing."""
-        asked = [self._asked[row] for row in range(len(self._records) * self._size)]
-        return [text for text, _ in asked], self._judge.verdicts([verdict for _, verdict in asked])
+        rows = range(len(self._records) * self._size)
+        own = self._judge.verdicts([self._asked[row] for row in rows if mine(row)])
+        return [self._texts[row] for row in rows], tuple(merged(own, len(rows)))
 
 
 def collect(

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from rlvr_jax.distributed import put, replicated
 from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.decoding import CACHE_TYPES, CacheType, cache_length
-from rlvr_jax.rollout.decode_loop import Edits, Left, Loop, Rows, Slots
+from rlvr_jax.rollout.decode_loop import Edits, Left, Log, Loop, Rows, Slots
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
 from rlvr_jax.rollout.slots import Layout, plan
@@ -142,7 +143,7 @@ class Engine:
             if left:
                 slots = self._with_room(slots, table.longest + len(logs) * self.loop.segment)
                 nothing = Edits.none(layout.slots, 0)
-                slots, log, left = self._advance(self._weights, rows, slots, nothing, layout)
+                slots, log, left = self._segment(rows, slots, nothing, layout)
                 logs.append(log)
             if len(logs) > 1 or not left:
                 log = jax.device_get(logs.pop(0))
@@ -161,8 +162,14 @@ class Engine:
         edits, left = Edits.none(layout.slots, self.loop.room), True
         while left or edits.on.any():
             slots = self._with_room(slots, table.longest)
-            slots, log, left = self._advance(self._weights, rows, slots, edits, layout)
+            slots, log, left = self._segment(rows, slots, edits, layout)
             edits = talk.read(jax.device_get(log))
+
+    def _segment(self, rows: Rows, slots: Slots, edits: Edits, layout: Layout) -> tuple[Slots, Log, Left]:
+        """A segment; every process can read its log, and what is left after it."""
+        slots, log, left = self._advance(self._weights, rows, slots, edits, layout)
+        log, left = replicated((log, left), self._mesh)
+        return slots, log, left
 
     def _room(self, tokens: int) -> int:
         """How many tokens the cache has room for where that many are needed: few sizes, as each is compiled."""
@@ -184,7 +191,7 @@ class Engine:
         return plan(prompts, request.group_size, self.decoding.slots, shards, platform_in_use())
 
     def _placed(self, tree: Any) -> Any:
-        return tree if self._mesh is None else jax.device_put(tree, row_sharding(self._mesh))
+        return tree if self._mesh is None else put(tree, row_sharding(self._mesh))
 
 
 def structure(graphdef: Any, params: Any) -> Decoder:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvr_jax.distributed import exchanged, mine
 from rlvr_jax.rollout.decode_loop import Edits, Log
 from rlvr_jax.rollout.table import Table
 from rlvr_jax.rollout.tools import RESULT, Turns, find_call, run_call, stop_strings
@@ -20,7 +21,8 @@ class Conversation:
     """What the host knows of a request's rows, and what it tells the slots.
 
     A row ends at its first stop token or stop string, or where there is no room left; with tools, where its calls are
-    used up too. A call that fails or takes too long has that as its answer.
+    used up too. A call that fails or takes too long has that as its answer. Of several processes each runs the calls of
+    its own rows, and all go by the same answers.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Conversation:
         self._start = np.zeros(rows, np.int64)  # of the row's turn: behind the last answer it read
         self._checked = np.zeros(rows, np.int64)
         self._calls = np.zeros(rows, np.int64)
-        self._asked: dict[int, tuple[int, int, Future]] = {}  # row: slot, tokens, answer
+        self._asked: dict[int, tuple[int, int, Future | None]] = {}  # row: slot, tokens, answer to come
         self._edits = Edits.none(slots, turns.max_result_tokens if turns else 0)
 
     def read(self, log: Log) -> Edits:
@@ -50,12 +52,18 @@ class Conversation:
             for row in dict.fromkeys(log.row[log.row[:, slot] >= 0, slot].tolist()):
                 self._look(row, slot, log)
         if self._asked and not (log.row >= 0).any() and not self._edits.on.any():
-            wait([answer for _, _, answer in self._asked.values()], return_when=FIRST_COMPLETED)
-        for row, (slot, tokens, answer) in list(self._asked.items()):
-            if answer.done():
-                del self._asked[row]
-                self._hand_over(row, slot, tokens, answer.result())
+            wait([answer for _, _, answer in self._asked.values() if answer], return_when=FIRST_COMPLETED)
+        for row, answer in self._answered().items():
+            slot, tokens, _ = self._asked.pop(row)
+            self._hand_over(row, slot, tokens, answer)
         return self._edits
+
+    def _answered(self) -> dict[int, str]:
+        """The calls that are done, by row: those of every process, as they see them together."""
+        if not self._asked:
+            return {}
+        own = {row: each.result() for row, (_, _, each) in self._asked.items() if each and each.done()}
+        return {row: answer for answers in exchanged(own) for row, answer in answers.items()}
 
     def _look(self, row: int, slot: int, log: Log) -> None:
         """A row that wrote something."""
@@ -77,7 +85,8 @@ class Conversation:
                 self._calls[row] += 1
                 assert self._workers is not None
                 limit = self._turns.max_result_chars
-                self._asked[row] = slot, ends, run_call(call, self._tools, self._workers, limit)
+                answer = run_call(call, self._tools, self._workers, limit) if mine(row) else None
+                self._asked[row] = slot, ends, answer
                 self._set(slot, paused=True, position=ends, token=int(self._table.tokens[row, ends - 1]))
             else:
                 self._end(row, slot, ends, truncated=True, there=not over)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlvr_jax import distributed
+from rlvr_jax.config import Config
 from rlvr_jax.rollout.collect import Early, collect
 from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptStream
@@ -93,7 +95,7 @@ class Batches:
         size, phases = config.batch, Phases()
         refill = Refill(config.objective.filters, size.prompts, size.group_size, self._surplus)
         rounds: list[Round] = []
-        while not (refill.full or refill.rounds == size.max_rounds or self._stop.asked):
+        while not (refill.full or refill.rounds == size.max_rounds or self._stop.agreed()):
             prompts = next(self._stream).after(refill.rounds)
             early = Early(self._judge, program.tokenizer, prompts.records, size.group_size)
             with phases("sample"):
@@ -102,7 +104,7 @@ class Batches:
                 found = collect(config.task, program.tokenizer, prompts, samples, early.answers())
             rounds.append(Round(prompts, found))
             refill.add(found)
-        if self._stop.asked:  # thrown away; on resume the same one is sampled again
+        if self._stop.agreed():  # thrown away; on resume the same one is sampled again
             return None
         filled = refill.close()
         self._surplus = filled.surplus
@@ -158,6 +160,15 @@ class BatchesAhead(Batches):
                 return self._gather(step)
 
         return self._thread.submit(gather)
+
+
+def check_processes(config: Config) -> None:
+    """Raise ValueError where several processes cannot get batches as the config says."""
+    if config.batch.ahead and distributed.count() > 1:
+        raise ValueError(
+            f"batch.ahead={config.batch.ahead} on {distributed.count()} processes: two threads begin their programs in another "
+            "order on each, and would wait for each other for ever; set it to 0."
+        )
 
 
 def batches_of(program: Program, stream: PromptStream, judge: Judge, stop: StopRequest) -> Batches:

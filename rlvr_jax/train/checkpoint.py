@@ -38,7 +38,15 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path, keep: int):
         self.directory = directory.resolve()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=True,
+            enable_async_checkpointing=True,
+            # Two of these save at once, and a step has the same number in both.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=self.directory.name
+            ),
+        )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     @classmethod

@@ -12,6 +12,7 @@ import numpy as np
 from rlvr_jax.analysis.diversity import variance_by_response
 from rlvr_jax.analysis.evaluation import DIVERSE, Answers, Evaluation, by_problem
 from rlvr_jax.config import Config
+from rlvr_jax.distributed import merged, mine
 from rlvr_jax.rollout.collect import Collected, Early, collect
 from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch, evaluation_batches, fingerprint
@@ -105,10 +106,13 @@ def ask(program: Program, judge: Judge, asked: Asked, chunk: Sequence[Share]) ->
 
     def judged() -> list[Answers]:
         found = collect(asked.task, program.tokenizer, batch, samples, early.answers())
-        records = [record for record in batch.records for _ in range(size)]
-        votes = zip(records, found.completions, wanted, strict=True)
-        said = [judge.said(record, text) if counts else None for record, text, counts in votes]
-        return _as_answers(program, asked, chunk, samples, found, [s and s.result() for s in said])
+        own = [row for row in range(len(wanted)) if mine(row)]
+        votes = [
+            judge.said(batch.records[row // size], found.completions[row]) if wanted[row] else None
+            for row in own
+        ]
+        said = merged([vote and vote.result() for vote in votes], len(wanted))
+        return _as_answers(program, asked, chunk, samples, found, said)
 
     return judged
 

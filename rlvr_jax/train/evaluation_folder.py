@@ -23,6 +23,7 @@ import yaml
 from rlvr_jax.analysis.evaluation import Answers, Evaluation, by_problem
 from rlvr_jax.analysis.evaluation_plot import plot_evaluation
 from rlvr_jax.configfile import to_plain
+from rlvr_jax.distributed import barrier, is_first
 from rlvr_jax.rollout.judge import Judge
 from rlvr_jax.rollout.prompts import PromptBatch, fingerprint
 from rlvr_jax.train.evaluate import Asked, chunks, in_turn
@@ -37,7 +38,7 @@ RESULT, PICTURE = "evaluation.json", "evaluation.png"
 class EvaluationFolder:
     """Opened for settings (plain data), which must be those that it was made with. `answers` is what it holds, by problem.
 
-    A last line that a crash cut short is dropped.
+    A last line that a crash cut short is dropped. Of several processes all read, and the first one writes.
 
     Raises ValueError for a folder of other settings, and for one that is no evaluation.
     """
@@ -48,7 +49,8 @@ class EvaluationFolder:
         lines = read_rows(path / ANSWERS) if (path / ANSWERS).exists() else []
         self.requests = 1 + max((line["step"] for line in lines), default=-1)
         self.answers = by_problem(_answers(line) for line in lines)
-        self._lines = JsonLines(path / ANSWERS, start_step=sys.maxsize)
+        barrier()  # nobody writes while others read
+        self._lines = JsonLines(path / ANSWERS, start_step=sys.maxsize) if is_first() else None
 
     def _open(self, settings: Mapping[str, Any]) -> None:
         path = self.path / SETTINGS
@@ -64,7 +66,8 @@ class EvaluationFolder:
             raise ValueError(
                 f"{self.path} exists and is no evaluation (it has no {SETTINGS}): name another folder."
             )
-        else:
+        barrier()
+        if not path.is_file() and is_first():
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(path, yaml.safe_dump(dict(settings), sort_keys=False))
 
@@ -72,7 +75,8 @@ class EvaluationFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
     def check(self, problems: Sequence[PromptBatch]) -> None:
         """Raise ValueError where a record is not the one that was answered here."""
@@ -86,7 +90,8 @@ class EvaluationFolder:
 
     def add(self, answers: Sequence[Answers]) -> None:
         """The answers of one request, on disk when this returns."""
-        self._lines.append({"step": self.requests, **dataclasses.asdict(each)} for each in answers)
+        if self._lines is not None:
+            self._lines.append({"step": self.requests, **dataclasses.asdict(each)} for each in answers)
         self.requests += 1
         self.answers = by_problem([*self.answers.values(), *answers])
 
@@ -101,8 +106,9 @@ class EvaluationFolder:
                 for each in found.answers
             ],
         }
-        plot_evaluation(result, self.path / PICTURE, title)
-        write_whole(self.path / RESULT, json.dumps(result, indent=1) + "\n")
+        if is_first():
+            plot_evaluation(result, self.path / PICTURE, title)
+            write_whole(self.path / RESULT, json.dumps(result, indent=1) + "\n")
         return result
 
 

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
-import jax
 from rich.console import Console
 from rich.progress import Progress
 
@@ -15,12 +14,13 @@ from rlvr_jax.analysis import Collapsed, CollapseRecord
 from rlvr_jax.analysis.collapse import EARLY_STEPS
 from rlvr_jax.config import Config
 from rlvr_jax.configfile import to_plain
+from rlvr_jax.distributed import is_first
 from rlvr_jax.rollout.collect import Collected, decode
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter, import_wandb
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.progress import TrainProgress
-from rlvr_jax.types import Metrics
+from rlvr_jax.types import Mean, Metrics
 
 
 def merge(first: Metrics, second: Metrics) -> Metrics:
@@ -38,23 +38,17 @@ class Round:
 
 
 class Logs:
-    """metrics.jsonl, rollouts.jsonl, TensorBoard and the progress bar of a run that stands at step `first`."""
+    """metrics.jsonl, rollouts.jsonl, TensorBoard and the progress bar of a run that stands at step `first`.
+
+    Of several processes all count, and the first one writes.
+    """
 
     def __init__(self, program: Program, run_dir: pathlib.Path, first: int):
-        config = program.config
         self._program = program
         self._stack = contextlib.ExitStack()
-        self._metrics = self._stack.enter_context(
-            MetricsWriter(
-                run_dir,
-                first,
-                tensorboard=config.logging.tensorboard,
-                wandb=config.logging.wandb,
-                config=to_plain(config),
-            )
+        self._files = (
+            self._stack.enter_context(_Files(program.config, run_dir, first)) if is_first() else None
         )
-        self._rollouts = self._stack.enter_context(RolloutWriter(run_dir, first))
-        self._progress = self._stack.enter_context(TrainProgress(config.task.name, config.steps, first))
 
     def __enter__(self) -> "Logs":
         return self
@@ -84,9 +78,9 @@ class Logs:
             "optimizer/learning_rate": program.learning_rate_at(step),
         }
         sampled = functools.reduce(merge, (r.found.metrics for r in rounds))
-        figures = self._metrics.write(step, {**sampled, **learned, **others, **times})
-        self._rollouts.write(step, [row for r in rounds for row in _rows(program, r.prompts, r.found)])
-        self._progress.update(figures)
+        if self._files is not None:
+            rows = [row for r in rounds for row in _rows(program, r.prompts, r.found)]
+            self._files.write(step, {**sampled, **learned, **others, **times}, rows)
         if collapse.steps == min(EARLY_STEPS, steps) and (warning := collapse.warning()):
             say(f"note: {warning}")
 
@@ -94,6 +88,37 @@ class Logs:
         size = self._program.spec.group_size
         found = (r.found.rollout for r in rounds)
         return sum((Collapsed.of(x.reward, x.correct, x.valid, size) for x in found), start=Collapsed())
+
+
+class _Files:
+    """What the first process alone has."""
+
+    def __init__(self, config: Config, run_dir: pathlib.Path, first: int):
+        with contextlib.ExitStack() as stack:
+            logging = config.logging
+            self._metrics = stack.enter_context(
+                MetricsWriter(
+                    run_dir,
+                    first,
+                    tensorboard=logging.tensorboard,
+                    wandb=logging.wandb,
+                    config=to_plain(config),
+                )
+            )
+            self._rollouts = stack.enter_context(RolloutWriter(run_dir, first))
+            self._progress = stack.enter_context(TrainProgress(config.task.name, config.steps, first))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> "_Files":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write(self, step: int, metrics: Mapping[str, Mean | float], rows: Sequence[RolloutRow]) -> None:
+        figures = self._metrics.write(step, metrics)
+        self._rollouts.write(step, rows)
+        self._progress.update(figures)
 
 
 def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[RolloutRow]:
@@ -120,14 +145,16 @@ def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[Rollou
 def counting(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for work of known size; on anything but a terminal nothing is drawn."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        console=console, transient=True, disable=not (console.is_terminal and is_first())
+    ) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def say(text: str) -> None:
     """One line to standard error, from the first process of a run."""
-    if jax.process_index() == 0:
+    if is_first():
         Console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -9,10 +9,11 @@ import jax
 from rlvr_jax.analysis import CollapseRecord
 from rlvr_jax.config import EVERY_KEY, FREE, Config
 from rlvr_jax.configfile import to_yaml
+from rlvr_jax.distributed import from_first, is_first
 from rlvr_jax.models.lora import joined
 from rlvr_jax.rollout.judge import Judge, judging
 from rlvr_jax.rollout.refill import Filled
-from rlvr_jax.train.batches import Batches, batches_of
+from rlvr_jax.train.batches import Batches, batches_of, check_processes
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
 from rlvr_jax.train.logs import Logs, check_logging, counting, merge, say, warn_about
@@ -39,11 +40,14 @@ def fit(config: Config) -> Outcome:
 
     Raises ValueError, before any weight is read, for what does not fit together: the mesh and the batch, a prompt
     limit and the model's positions, a config that differs from the run's in what must not change.
+
+    Several processes all call it, inside `distributed.joined`, with one run directory that each of them sees.
     """
     config.check_training()
     check_demonstrations(config)
     check_held_out(config)
     check_logging(config)
+    check_processes(config)
     warn_about(config)
     for task in filter(None, (config.task, config.evaluation.task)):
         task.check()
@@ -86,7 +90,7 @@ class Run:
         """All the steps that are left."""
         config, program = self.config, self.program
         state, first = self.start()
-        if self.stop.asked:
+        if self.stop.agreed():
             say(f"stopped before step {first}; the same command starts from there")
             return Outcome(complete=False, steps=first, evaluations=load_evaluations(self.run_dir))
         self.evaluate_if_due(state, first)
@@ -105,7 +109,7 @@ class Run:
                 learned, times = {**batch.metrics, **learned}, {**batch.times, **self.phases.collect()}
                 logs.write(step, batch.rounds, learned, self.collapse, times)
                 done = step + 1
-                if self.stop.asked:
+                if self.stop.agreed():
                     return self.stopped(done, state)
                 if done % config.checkpoint.every == 0 or done == config.steps:
                     self.save(done, state)
@@ -174,7 +178,7 @@ class Run:
             state = program.fresh_state()
             if self.config.warmup.steps:
                 state = self.warm_up(state)
-            if not self.stop.asked:  # half a warm-up is no place to go on from
+            if not self.stop.agreed():  # half a warm-up is no place to go on from
                 self.save(0, state)
         if program.score_ref is not None:
             self.reference = self.checkpoints.reference(program.abstract.params, state.params)
@@ -197,7 +201,7 @@ class Run:
                 progress(step, config.warmup.steps)
                 if rate is not None:
                     say(f"warm-up {step}/{config.warmup.steps}  loss {loss:.4f}  pass@1 {rate:.3f}")
-                return not self.stop.asked
+                return not self.stop.agreed()
 
             return warm_up(program, state, pass_rate, report)
 
@@ -205,7 +209,7 @@ class Run:
         """Held-out pass@k at the first and last step and at the config's interval; not twice for one step."""
         wanted = self.config.evaluation
         due = step in (0, self.config.steps) or (wanted.every and step % wanted.every == 0)
-        if not wanted.prompts or not due or step in load_evaluations(self.run_dir):
+        if not wanted.prompts or not due or step in from_first(list(load_evaluations(self.run_dir))):
             return
         self.batches.settle()
         with self.phases("evaluation"), counting("evaluation") as progress:
@@ -220,7 +224,8 @@ class Run:
                 sampling=wanted.sampling.over(self.config.sampling),
                 progress=progress,
             )
-        save_evaluation(self.run_dir, step, found)
+        if is_first():
+            save_evaluation(self.run_dir, step, found)
         rates = "  ".join(f"pass@{r.k} {r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" for r in found.rates)
         say(f"step {step}: {rates}")
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool
 
 from rlvr_jax.config import Config
+from rlvr_jax.distributed import count, put
 from rlvr_jax.models.attention import texts_in_a_row
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder, param_shardings
@@ -61,7 +62,7 @@ class Program:
 
     def rows(self, tree: Any) -> Any:
         """Host arrays with rows on axis 0, laid out over the mesh."""
-        return jax.device_put(tree, row_sharding(self.mesh))
+        return put(tree, row_sharding(self.mesh))
 
     def score_plan(self, rollout: Rollout) -> Plan:
         """How all rows of a batch are computed."""
@@ -143,8 +144,12 @@ class Program:
 def _sampler(
     config: Config, model: Decoder, tokenizer: Any, stop: tuple[int, ...], mesh: Mesh, traces: Counter
 ) -> Sampler:
-    """vLLM where the config names it, else the engine of this package."""
+    """vLLM where the config names it, else the engine of this package. Raises ValueError for vLLM on several processes."""
     if config.vllm is not None:
+        if count() > 1:
+            raise ValueError(
+                f"vllm samples for one process, and here are {count()}: leave `vllm` out, or train on one host."
+            )
         return VllmSampler(
             model.config,
             config.sampling,

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import yaml
 
+from rlvr_jax.distributed import barrier, is_first
+
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 
@@ -25,6 +27,8 @@ def open_run(run_dir: pathlib.Path, config: str, free: Collection[str] = ()) -> 
 
     `config` is the resolved configuration as YAML. It replaces the saved one, from which it may differ only in the
     keys `free` (see `check_resume`). versions.json gets an entry for each different environment the run has seen.
+    Of several processes all look, and the first one writes.
+
     Raises ValueError where the configs differ in more, and where the directory holds something that is no run.
     """
     saved = saved_config(run_dir)
@@ -34,9 +38,12 @@ def open_run(run_dir: pathlib.Path, config: str, free: Collection[str] = ()) -> 
         raise ValueError(
             f"{run_dir} exists and is no run (it has no {CONFIG}): set run_dir to a new directory."
         )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(run_dir / CONFIG, config)
-    _record_versions(run_dir / VERSIONS)
+    barrier()
+    if is_first():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(run_dir / CONFIG, config)
+        _record_versions(run_dir / VERSIONS)
+    barrier()
     return saved is not None
 
 
