@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "token": 0}
+_BYTES = {"pred": 1.0, "bf16": 2.0, "f16": 2.0, "c64": 8.0, "token": 0.0}
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
@@ -22,7 +22,7 @@ _CALLED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One array, and whether it is in the device's main memory (else on the chip or in the host)."""
+    """One array, and whether it is in the device's main memory: not on the chip, in the host, or a number."""
 
     type: str
     sizes: tuple[int, ...]
@@ -32,7 +32,7 @@ class Shape:
     def bytes(self) -> float:
         bits = re.search(r"\d+", self.type)
         each = _BYTES[self.type] if self.type in _BYTES else int(bits.group()) / 8 if bits else 0
-        return math.prod(self.sizes) * each
+        return float(math.prod(self.sizes) * each)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,14 +76,15 @@ class Module:
 def parse(text: str, *, turns: int = 1) -> Module:
     """Read a module. A loop whose number of turns the text does not say makes `turns`."""
     computations: dict[str, Computation] = {}
-    entry, here = "", None
+    here: Computation = {}
+    entry = ""
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY ")):
             if head := _HEAD.match(line):
                 here = computations.setdefault(head.group(2), {})
                 entry = head.group(2) if head.group(1) else entry
         elif line.rstrip() == "}":
-            here = None
+            here = {}
         elif (found := _instruction(line)) is not None:
             here[found.name] = found
     times: dict[str, float] = defaultdict(float)
@@ -94,7 +95,7 @@ def parse(text: str, *, turns: int = 1) -> Module:
         for each in computations[name].values():
             if each.op == "fusion":
                 fused.update(each.called)
-            factor = _turns(each, computations, turns) if each.op == "while" else 1
+            factor = _turns(each, computations, turns) if each.op == "while" else 1.0
             for called in each.called:
                 if called in computations and not _is_scalar(computations[called]):
                     visit(called, often * factor)
@@ -125,7 +126,7 @@ def _without_comments(text: str) -> str:
 def _shape(found: re.Match) -> Shape:
     sizes = tuple(int(n) for n in found.group(2).split(",") if n)
     space = re.search(r"S\((\d+)\)", found.group(3) or "")
-    return Shape(found.group(1), sizes, space is None or space.group(1) == "0")
+    return Shape(found.group(1), sizes, bool(sizes) and (space is None or space.group(1) == "0"))
 
 
 def _parenthesis(text: str, start: int) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """One program compiled for devices that need not be here, and what that tells."""
 
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ class Figures:
     @property
     def fastest(self) -> float | None:
         """Seconds of one run at the least."""
-        return sum(self.seconds.values()) if self.seconds else None
+        return math.fsum(self.seconds.values()) if self.seconds else None
 
     def fits(self, chip: Chip | None) -> bool | None:
         """None where that is not known."""
@@ -95,8 +96,8 @@ def measure(call: Call, target: Target) -> tuple[Figures, jax.stages.Compiled | 
     devices = len(target.devices)
     found = dataclasses.replace(
         found,
-        flops=devices * (sum(each.times * each.flops for each in works) + kernels),
-        bytes=sum(each.times * each.bytes for each in works),
+        flops=devices * (math.fsum(each.times * each.flops for each in works) + kernels),
+        bytes=math.fsum(each.times * each.bytes for each in works),
         collectives=total(works),
     )
     if target.chip is not None:
@@ -125,7 +126,7 @@ def roofline(works: list[Work], kernels: float, chip: Chip) -> tuple[dict[str, f
         }
         limit = max(parts, key=lambda name: parts[name])
         seconds[limit] += each.times * parts[limit]
-        apart += each.times * sum(parts.values())
+        apart += each.times * math.fsum(parts.values())
     return seconds, apart
 
 

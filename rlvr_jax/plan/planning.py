@@ -1,6 +1,7 @@
 """A config on a topology: every program of a training step, compiled and counted."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ class Planned:
     def step_seconds(self) -> float | None:
         """A training step at the least; None where one of its programs is not known."""
         known = [None if each.fastest is None else each.runs * each.fastest for each in self.figures]
-        return None if not known or None in known else sum(filter(None, known))
+        return None if not known or None in known else math.fsum(x for x in known if x)
 
     def mfu(self, target: Target, names: tuple[str, ...] = ()) -> float | None:
         """Useful FLOPs of these calls (all), over what the devices could do in the time that they take at the least."""
@@ -55,8 +56,8 @@ class Planned:
             each.fastest is None or each.name not in self.useful for each in chosen
         ):
             return None
-        seconds = sum(each.runs * (each.fastest or 0.0) for each in chosen)
-        return sum(each.runs * self.useful[each.name] for each in chosen) / (
+        seconds = math.fsum(each.runs * (each.fastest or 0.0) for each in chosen)
+        return math.fsum(each.runs * self.useful[each.name] for each in chosen) / (
             seconds * self.devices * target.chip.flops
         )
 
@@ -122,7 +123,7 @@ def _sampling(calls: Calls, weights: Any, kept: int, target: Target, say: Say) -
     _, executable = measure(start, target)
     if executable is None:
         words = "the cache alone is larger than the chip's memory"
-        return [figures, Figures("decode", 1, 0.0, needs=float("inf"), error=words)]
+        return [figures, Figures("decode", 1.0, 0.0, needs=float("inf"), error=words)]
     slots = jax.eval_shape(lambda rows: calls.loop.start(rows, *start.arguments[1:]), rows)
     say("compiling decode")
     decode, _ = measure(calls.decode(weights, rows, laid_out(executable, slots)), target)
@@ -138,7 +139,8 @@ def _once(
     parts: tuple[str, ...],
 ) -> dict[str, float]:
     """FLOPs of each call where one of the devices does everything, with as many decode slots as all have together."""
-    slots = Calls(program).layout().slots if isinstance(program.sampler, Engine) else 0
+    with jax.set_mesh(program.mesh):
+        slots = Calls(program).layout().slots if isinstance(program.sampler, Engine) else 0
     decoding = dataclasses.replace(config.decoding, slots=slots)
     alone = dataclasses.replace(config, mesh=MeshShape(1, 1, 1), decoding=decoding)
     one = assemble(alone, num_prompts, devices=target.devices[:1], described=described)

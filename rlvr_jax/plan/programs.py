@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.objective import Credit
@@ -62,7 +63,7 @@ class Calls:
         whole, turns = self.planned(program.score_plan(self.longest()))
         if program.score is not None:
             beside = always + size["optimizer"] + size["reference"]
-            yield Call("score", jitted(program.score), (state.policy, rollout, whole), 1, turns, beside)
+            yield Call("score", jitted(program.score), (state.policy, rollout, whole), 1.0, turns, beside)
         if program.score_ref is not None:
             beside = always + size["optimizer"] + size["params"]
             yield Call(
@@ -73,7 +74,9 @@ class Calls:
         plan, turns = self.planned(program.update_plan(self.longest(), live, 0))
         arguments = state, rollout, stats, self.credit(rollout, stats), plan, 0, 0
         runs = updates_per_step(self.config)
-        yield Call("update", jitted(program.update), arguments, runs, turns, always + size["reference"])
+        yield Call(
+            "update", jitted(program.update), arguments, float(runs), turns, always + size["reference"]
+        )
 
     def prefill(self, weights: int = 0) -> Call:
         """The prompts of a batch; 'weights' as above."""
@@ -94,16 +97,18 @@ class Calls:
             how,
         )
         beside = sum(self._sizes.values()) - self._sizes["params"] + weights
-        return Call("prefill", jax.jit(self.loop.prefill), arguments, config.batch.max_rounds, 1, beside)
+        return Call(
+            "prefill", jax.jit(self.loop.prefill), arguments, float(config.batch.max_rounds), 1, beside
+        )
 
     def weights(self) -> Call:
         """What the sampler makes of the parameters."""
-        return Call("weights", jax.jit(self.loop.weights), (self.program.abstract.policy,), 1, 1, 0)
+        return Call("weights", jax.jit(self.loop.weights), (self.program.abstract.policy,), 1.0, 1, 0)
 
     def start(self, rows: Any) -> Call:
         function = jax.jit(self.loop.start, static_argnums=(1, 2))
         room = self.config.sampling.max_new_tokens
-        return Call("start", function, (rows, self.layout(), room), 1, 1, 0)
+        return Call("start", function, (rows, self.layout(), room), 1.0, 1, 0)
 
     def decode(self, weights: Any, rows: Any, slots: Any) -> Call:
         """One segment. The cache that it was moved from, half as long, is gone by then."""

@@ -51,7 +51,7 @@ class Work:
 
     @property
     def sent(self) -> float:
-        return sum(each.bytes for each in self.collectives.values())
+        return math.fsum(each.bytes for each in self.collectives.values())
 
 
 def work(module: Module) -> list[Work]:
@@ -62,8 +62,8 @@ def work(module: Module) -> list[Work]:
     found = []
     for name, times, computation in module:
         if name not in module.fused:
-            flops = sum(_products(each, computation, module) for each in computation.values())
-            moved = sum(_moved(each, computation, module) for each in computation.values())
+            flops = math.fsum(_products(each, computation, module) for each in computation.values())
+            moved = math.fsum(_moved(each, computation, module) for each in computation.values())
             found.append(Work(times, flops, moved, _collectives(computation, module)))
     return found
 
@@ -84,7 +84,9 @@ def total(works: list[Work]) -> dict[str, Traffic]:
 def _products(each: Instruction, here: Computation, module: Module) -> float:
     if each.op == "fusion":
         inside = [module.computations[c] for c in each.called if c in module.computations]
-        return sum(_products(x, computation, module) for computation in inside for x in computation.values())
+        return math.fsum(
+            _products(x, computation, module) for computation in inside for x in computation.values()
+        )
     out = each.shapes[0].sizes if each.shapes else ()
     if each.op == "dot":
         left = here[each.operands[0]].shapes[0].sizes
@@ -130,15 +132,17 @@ def _moved(each: Instruction, here: Computation, module: Module) -> float:
         if "output_to_operand" in each.rest
         else set()
     )
-    written = sum(s.bytes for i, s in enumerate(each.shapes) if s.in_memory and i not in same)
+    written = math.fsum(s.bytes for i, s in enumerate(each.shapes) if s.in_memory and i not in same)
     if each.op in ("copy-start", "slice-start"):  # (result, operand, context)
-        return sum(2 * s.bytes if len(each.shapes) == 1 else s.bytes for s in each.shapes[:2] if s.in_memory)
+        return math.fsum(
+            2 * s.bytes if len(each.shapes) == 1 else s.bytes for s in each.shapes[:2] if s.in_memory
+        )
     if each.op == "dynamic-update-slice":
         return 2 * _bytes(each.operands[1], here)
     if each.op in ("dynamic-slice", "gather", "slice"):
         return 2 * written
     if each.op != "fusion" or not each.called or each.called[0] not in module.computations:
-        return written + sum(_bytes(name, here) for name in set(each.operands))
+        return written + math.fsum(_bytes(name, here) for name in set(each.operands))
     body = module.computations[each.called[0]]
     parameters = {int(x.operands[0]): name for name, x in body.items() if x.op == "parameter"}
     read = 0.0
@@ -147,12 +151,14 @@ def _moved(each: Instruction, here: Computation, module: Module) -> float:
         read += min(whole, _read_of(parameters[i], body, whole)) if whole and i in parameters else whole
     updates = [x for x in body.values() if x.op == "dynamic-update-slice" and _is_whole(x, each)]
     for update in updates:
-        written += sum(s.bytes for s in body[update.operands[1]].shapes) - sum(s.bytes for s in update.shapes)
+        written += math.fsum(s.bytes for s in body[update.operands[1]].shapes) - math.fsum(
+            s.bytes for s in update.shapes
+        )
     return read + max(written, 0.0)
 
 
 def _bytes(name: str, here: Computation) -> float:
-    return sum(s.bytes for s in here[name].shapes if s.in_memory) if name in here else 0.0
+    return math.fsum(s.bytes for s in here[name].shapes if s.in_memory) if name in here else 0.0
 
 
 def _is_whole(update: Instruction, fusion: Instruction) -> bool:
@@ -167,7 +173,7 @@ def _read_of(name: str, body: Computation, whole: float) -> float:
         if name not in user.operands:
             continue
         if user.op in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
-            read += sum(s.bytes for s in user.shapes)
+            read += math.fsum(s.bytes for s in user.shapes)
         elif user.op == "dynamic-update-slice" and user.operands[0] == name:
             continue
         elif user.op in KINDS or "AsyncCollective" in user.rest or user.op == "tuple":
@@ -204,7 +210,7 @@ def _collectives(computation: Computation, module: Module, fused: bool = False) 
 
 def _sent(kind: str, each: Instruction, here: Computation) -> float:
     """Bytes that a device sends to its neighbours, where groups are rings: the least that any schedule can do."""
-    given = sum(s.bytes for name in each.operands if name in here for s in here[name].shapes)
+    given = math.fsum(s.bytes for name in each.operands if name in here for s in here[name].shapes)
     n = _group(each.rest)
     others = 1 - 1 / n if n else 1.0
     if kind == "all-gather":
