@@ -1,0 +1,154 @@
+"""Compiled programs read from their text: those of this machine's compiler against counts by hand, and pieces of TPU text."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rlvr_jax.plan.hlo import parse
+from rlvr_jax.plan.work import Traffic, total, work
+
+AXIS = "x"
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Of 8 devices: rows split, weights split, so each turn gathers w; then the gradient's sum, and a sum of numbers."""
+    mesh = jax.make_mesh((8,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def f(x, w):
+        def body(x, w):
+            gathered = jax.lax.with_sharding_constraint(w, whole)
+            return jnp.tanh(x @ gathered), None
+
+        x, _ = jax.lax.scan(body, x, w)
+        return x, (x**2).sum()
+
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=split)
+    w = jax.ShapeDtypeStruct(
+        (5, 32, 32),
+        jnp.float32,
+        sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, AXIS)),
+    )
+    return work(parse(jax.jit(f, out_shardings=(split, whole)).lower(x, w).compile().as_text()))
+
+
+def test_products_count_as_often_as_their_loop_runs(compiled):
+    assert sum(w.times * w.flops for w in compiled) == 5 * 2 * (64 / 8) * 32 * 32
+
+
+def test_collectives_count_what_a_device_sends(compiled):
+    found = total(compiled)
+    assert found["all-gather"].count == 5
+    assert found["all-gather"].bytes == 5 * 7 * (32 * 32 * 4 / 8)
+    assert found["all-reduce"] == Traffic(1.0, 2 * 4 * 7 / 8)
+    assert set(found) == {"all-gather", "all-reduce"}
+
+
+def test_memory_holds_at_least_the_operands_and_results_of_products(compiled):
+    moved = sum(w.times * w.bytes for w in compiled)
+    least = 5 * 4 * (32 * 32 + 2 * 8 * 32)
+    assert least < moved < 20 * least
+
+
+def text(*lines, condition="lt = pred[] compare(%i, %n), direction=LT"):
+    """A module of a loop with these lines in its body, as the TPU compiler writes them."""
+    body = "\n".join(f"  %{line}" for line in lines)
+    return f"""HloModule jit_f, is_scheduled=true
+
+%body (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {{
+  %p = (s32[], bf16[8,16]{{1,0:T(8,128)(2,1)}}) parameter(0)
+{body}
+}}
+
+%condition (p.1: (s32[], bf16[8,16])) -> pred[] {{
+  %n = s32[]{{:T(128)}} constant(7)
+  %p.1 = (s32[], bf16[8,16]{{1,0:T(8,128)(2,1)}}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%p.1), index=0
+  ROOT %{condition}
+}}
+
+ENTRY %main (x: bf16[8,16]) -> (s32[], bf16[8,16]) {{
+  %x = bf16[8,16]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %start = (s32[], /*index=1*/bf16[8,16]{{1,0}}) tuple(%x)
+  ROOT %loop = (s32[], bf16[8,16]{{1,0}}) while(%start), condition=%condition, body=%body, metadata={{op_name="a(b) c"}}
+}}
+"""
+
+
+MESH = "replica_groups=mesh['axis_0'=1,'axis_1'=4] {'axis_1'}"
+
+
+@pytest.mark.parametrize(
+    "lines, flops, sent",
+    [
+        (
+            ["w = bf16[16,32] parameter(1)", "c = f32[8,32] convolution(%x, %w), dim_labels=bf_io->bf"],
+            2 * 8 * 32 * 16,
+            0,
+        ),
+        (  # a sum over two places of a window: both are products
+            [
+                "w = bf16[2,16,32] parameter(1)",
+                "c = f32[8,32,1] convolution(%x, %w), window={size=2}, dim_labels=0bf_0io->bf0",
+            ],
+            2 * 8 * 32 * 16 * 2,
+            0,
+        ),
+        (  # a batch of two: each result meets one place of the window
+            [
+                "w = bf16[2,16,32] parameter(1)",
+                "c = f32[2,8,32] convolution(%x, %w), window={size=2 stride=1 lhs_dilate=2}, dim_labels=0bf_0io->0bf",
+            ],
+            2 * 2 * 8 * 32 * 16,
+            0,
+        ),
+        (
+            ["w = bf16[4,16] parameter(1)", f"g = bf16[16,16] all-gather(%w), {MESH}, dimensions={{0}}"],
+            0,
+            3 * 4 * 16 * 2,
+        ),
+        (
+            ["w = f32[8] parameter(1)", "g = f32[8] all-reduce(%w), replica_groups=[2,4]<=[8]"],
+            0,
+            2 * 8 * 4 * 3 / 4,
+        ),
+        (
+            [
+                "w = f32[8] parameter(1)",
+                "g = f32[2] reduce-scatter(%w), replica_groups={{0,1,2,3},{4,5,6,7}}",
+            ],
+            0,
+            8 * 4 * 3 / 4,
+        ),
+        (
+            [
+                "w = f32[8] parameter(1)",
+                "g = (f32[8], f32[8]) collective-permute-start(%w), source_target_pairs={{0,1}}",
+            ],
+            0,
+            32,
+        ),
+        (["w = f32[8] parameter(1)", "g = f32[8] all-reduce-done(%w), replica_groups=[2,4]<=[8]"], 0, 0),
+    ],
+    ids=["product", "window", "batch", "gather", "reduce", "scatter", "permute", "done"],
+)
+def test_each_way_to_write_it_is_understood(lines, flops, sent):
+    found = work(parse(text(*lines)))
+    assert sum(w.times * w.flops for w in found) == 7 * flops
+    assert sum(w.times * w.sent for w in found) == 7 * sent
+
+
+def test_a_loop_without_a_bound_makes_the_turns_it_is_said_to():
+    lines = ["w = bf16[16,32] parameter(1)", "c = f32[8,32] convolution(%x, %w), dim_labels=bf_io->bf"]
+    open_end = text(*lines, condition="lt = pred[] and(%i, %n)")
+    for turns in (1, 32):
+        found = work(parse(open_end, turns=turns))
+        assert sum(w.times * w.flops for w in found) == turns * 2 * 8 * 32 * 16
+
+
+def test_what_is_on_the_chip_is_no_traffic_of_memory():
+    there = work(parse(text("w = f32[8] parameter(1)", "g = f32[8]{0:S(1)} add(%w, %w)")))
+    here = work(parse(text("w = f32[8]{0:S(1)} parameter(1)", "g = f32[8]{0:S(1)} add(%w, %w)")))
+    assert sum(w.times * w.bytes for w in there) == 7 * 32 and sum(w.bytes for w in here) == 0
