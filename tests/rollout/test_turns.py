@@ -7,13 +7,17 @@ import dataclasses
 import functools
 import json
 import re
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tiny
 from tiny import G, prompts, rollout, scorer
 
+from rlvr_jax.rollout import turns as turns_module
 from rlvr_jax.rollout.engine import Decoding, Engine
 from rlvr_jax.rollout.sampling import Sampling
 from rlvr_jax.rollout.tools import Search, Tool, Turns
@@ -197,6 +201,37 @@ def test_no_schedule_shows_in_answers_with_calls():
     for name in ("tokens", "length", "mask", "truncated"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_allclose(one.logprob, other.logprob, rtol=0, atol=LOGPROB_TOLERANCE)
+
+
+def test_processes_share_the_calls_and_all_go_by_the_same_answers(monkeypatch):
+    """Two of them, here as threads: each runs the calls of its own rows, and tells the other."""
+    alone = sample(Turns((echo(),), max_calls=2, max_result_tokens=16))
+    here, meeting, told, calls = threading.local(), threading.Barrier(2, timeout=60), {}, Counter()
+    run_call = turns_module.run_call
+
+    def exchanged(own):
+        told[here.process] = own
+        meeting.wait()
+        both = [told[0], told[1]]
+        meeting.wait()
+        return both
+
+    def counted(*args):
+        calls[here.process] += 1
+        return run_call(*args)
+
+    def process(number):
+        here.process = number
+        return engine(REFILLED).sample(tiny.request(BATCH))
+
+    monkeypatch.setattr(turns_module, "mine", lambda row: row % 2 == here.process)
+    monkeypatch.setattr(turns_module, "exchanged", exchanged)
+    monkeypatch.setattr(turns_module, "run_call", counted)
+    with ThreadPoolExecutor(2) as both:
+        for found in both.map(process, range(2)):
+            for name in ("tokens", "length", "mask", "truncated", "logprob"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
+    assert min(calls[0], calls[1]) > 10
 
 
 @pytest.mark.parametrize("decoding", [REFILLED, LOCKSTEP], ids=["16 slots", "lockstep"])
