@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rlvr_jax.products import product
+from rlvr_jax.products import product_by_rows
 from rlvr_jax.types import Stat, pytree
 
 _MOMENTS: Mapping[Stat, frozenset[str]] = {
@@ -34,7 +34,7 @@ def logits_of(
     hidden: Float[Array, "*N D"], head: Float[Array, "V D"], *, softcap: float | None = None
 ) -> Float[Array, "*N V"]:
     """hidden @ head.T in float32, soft-capped: z <- cap * tanh(z / cap). Not divided by any temperature."""
-    z = product(hidden.reshape(-1, hidden.shape[-1]), head.T).reshape(*hidden.shape[:-1], -1)
+    z = product_by_rows(hidden.reshape(-1, hidden.shape[-1]), head).reshape(*hidden.shape[:-1], -1)
     return soft_capped(z, softcap)
 
 

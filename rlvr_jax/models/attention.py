@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlvr_jax.models.kernels import cudnn, over_windows
 from rlvr_jax.models.positions import Places
-from rlvr_jax.products import precision_of
+from rlvr_jax.products import contract, platform_in_use, precision_of
 
 
 def attend(
@@ -90,9 +90,9 @@ def dense(
 
 def _softmax_mean_forward(q: Array, k: Array, v: Array, seen: Array, scale: float) -> tuple[Array, Any]:
     """Of q [B K R T H] and k, v [B K U H]."""
-    scores = jnp.where(seen, _matmul(q, k.mT) * scale, -jnp.inf)
+    scores = jnp.where(seen, _by_head(q, k, -1) * scale, -jnp.inf)
     weight = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    out = _matmul(weight, v).astype(q.dtype)
+    out = _by_head(weight, v, -2).astype(q.dtype)
     return out, (q, k, v, weight, out)
 
 
@@ -100,36 +100,29 @@ def _softmax_mean_backward(scale: float, kept: Any, g: Array) -> tuple[Array, Ar
     """With s the scores and w their softmax: dv = w^T g and ds = w (g v^T - sum(g out))."""
     q, k, v, weight, out = kept
     inner = (g.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
-    d_scores = (weight.astype(jnp.float32) * (_matmul(g, v.mT) - inner) * scale).astype(q.dtype)
-    flat = (*k.shape[:2], -1)
-    d_k = _product(d_scores.reshape(*flat, k.shape[2]).mT, q.reshape(*flat, q.shape[-1]))
-    d_v = _product(weight.reshape(*flat, k.shape[2]).mT, g.reshape(*flat, g.shape[-1]))
-    return _matmul(d_scores, k).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+    d_scores = (weight.astype(jnp.float32) * (_by_head(g, v, -1) - inner) * scale).astype(q.dtype)
+    d_k, d_v = contract(_flat(d_scores), -2, _flat(q), -2), contract(_flat(weight), -2, _flat(g), -2)
+    return _by_head(d_scores, k, -2).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
 
 
 _softmax_mean = jax.custom_vjp(lambda *args: _softmax_mean_forward(*args)[0], nondiff_argnums=(4,))
 _softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
 
 
-def _matmul(x: Array, y: Array) -> Array:
-    """x [B K R T M] times y [B K M N] in float32, as one product a key head."""
-    return _product(x.reshape(*x.shape[:2], -1, x.shape[-1]), y).reshape(*x.shape[:-1], y.shape[-1])
+def _flat(x: Array) -> Array:
+    """[B K R T M] -> [B K (R T) M]."""
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 
-def _product(x: Array, y: Array) -> Array:
-    return jnp.matmul(x, y, precision=precision_of(x.dtype), preferred_element_type=jnp.float32)
+def _by_head(x: Array, y: Array, axis: int) -> Array:
+    """x [B K R T M] with an axis of y [B K . .] in float32, as one product a key head."""
+    return contract(_flat(x), -1, y, axis).reshape(*x.shape[:-1], y.shape[-3 - axis])
 
 
 def texts_in_a_row(windows: tuple[int, ...]) -> int:
     """How many texts a packed row behind a prefix may hold: on a TPU one, where the model has windows, as its kernel knows
     distances by the places in a row."""
     return 1 if any(windows) and platform_in_use() == "tpu" else 1 << 30
-
-
-def platform_in_use() -> str:
-    """`tpu`, `gpu` or `cpu`: of the mesh, which may be one of devices that this machine has not, else JAX's default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device is not None else jax.default_backend()
 
 
 def plain(

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder, Layer, Prefix
 from rlvr_jax.models.positions import in_reach, of_window
-from rlvr_jax.products import Turned, precision_of, turned_product
+from rlvr_jax.products import Turned, platform_in_use, precision_of, turned_product
 from rlvr_jax.sharding import constrain
 from rlvr_jax.stats import logits_of, soft_capped
 from rlvr_jax.types import pytree

@@ -11,9 +11,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rlvr_jax.distributed import put, replicated
-from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.models.decoder import Decoder
 from rlvr_jax.models.decoding import CACHE_TYPES, CacheType, cache_length
+from rlvr_jax.products import platform_in_use
 from rlvr_jax.rollout.decode_loop import Edits, Left, Log, Loop, Rows, Slots
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
 from rlvr_jax.rollout.sampling import RowSampling, Sampling

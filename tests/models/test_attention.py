@@ -11,7 +11,8 @@ from attentions import SCALE, arrays, cotangent, looped, places, value_and_gradi
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from rlvr_jax.models import attention
-from rlvr_jax.models.attention import attend, dense, plain, platform_in_use
+from rlvr_jax.models.attention import attend, dense, plain
+from rlvr_jax.products import platform_in_use
 
 CLOSE = dict(rtol=0, atol=1e-5)
 """Float32 sums of up to some 100 terms of order 1, and the exponentials of scores of order 5: 1e-6, with room to spare."""
