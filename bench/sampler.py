@@ -12,6 +12,7 @@ for each run, on standard output; progress on standard error.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from rlvr_jax.rollout.bench.process import KEEP_BUFFERS
 
@@ -23,10 +24,10 @@ RUNS = (
 )
 
 
-def main(words: list[str]) -> int:
-    """The first exit status that is not 0."""
-    for run in RUNS:
-        command = [sys.executable, "-m", "rlvr_jax.cli", "bench", "sampler", "--json", *run, *words]
+def run_all(what: str, runs: Sequence[Sequence[str]], words: Sequence[str]) -> int:
+    """`rlvr-jax bench WHAT` for each of the runs; the first exit status that is not 0."""
+    for run in runs:
+        command = [sys.executable, "-m", "rlvr_jax.cli", "bench", what, "--json", *run, *words]
         status = subprocess.run(command, env=KEEP_BUFFERS | os.environ).returncode
         if status:
             return status
@@ -34,4 +35,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_all("sampler", RUNS, sys.argv[1:]))

@@ -185,16 +185,17 @@ def _variants(command: Variants, rest: Sequence[str]) -> int:
 
 
 def _bench(command: Bench, rest: Sequence[str]) -> int:
-    from rlvr_jax.rollout.bench.measure import measure
-    from rlvr_jax.rollout.bench.report import report
+    from rlvr_jax.train.bench.command import NAMES, measured
 
+    asked = command.what
     if rest:
-        raise ValueError(f"bench {command.what} has no option {' '.join(rest)!r}: see rlvr-jax bench --help.")
-    found = measure(command.options, lambda line: print(line, file=sys.stderr, flush=True))
-    if command.json:
+        name = NAMES[type(asked.options)]
+        raise ValueError(f"bench {name} has no option {' '.join(rest)!r}: see rlvr-jax bench {name} --help.")
+    found, tables = measured(asked.options, lambda line: print(line, file=sys.stderr, flush=True))
+    if asked.json:
         print(json.dumps(found))
     else:
-        Console().print(report(found))
+        Console().print(tables)
     return 0
 
 

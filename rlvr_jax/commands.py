@@ -2,13 +2,17 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 from tyro.conf import Positional, arg, subcommand
 
 from rlvr_jax.cluster import Place
 from rlvr_jax.plan.command import PlanOptions
 from rlvr_jax.rollout.bench.workload import SamplerBench
+from rlvr_jax.train.bench.workload import StepBench, UpdateBench
+
+Options = TypeVar("Options")
+PROGRESS = "Progress is on standard error."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +96,33 @@ class Variants:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
-    """Measure on this machine: tokens per second, prefill and decoding apart, memory, and how far from what the machine
-    could do; beside `transformers.generate` in the same run. Progress is on standard error."""
+class Measured(Generic[Options]):
+    """What to measure, and how to print it."""
 
-    what: Positional[Literal["sampler"]]
-    """What writes the responses."""
-    options: Annotated[SamplerBench, arg(name="")]
+    options: Annotated[Options, arg(name="")]
     json: bool = False
     """Print one line of JSON instead of a table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measure on this machine, and how far from what it could do that is."""
+
+    what: Annotated[
+        Annotated[
+            Measured[SamplerBench],
+            subcommand("sampler", description=f"Sampling beside `transformers.generate`. {PROGRESS}"),
+        ]
+        | Annotated[
+            Measured[UpdateBench],
+            subcommand("update", description=f"One optimiser step beside torch's. {PROGRESS}"),
+        ]
+        | Annotated[
+            Measured[StepBench],
+            subcommand("step", description=f"Whole steps of training, by phase. {PROGRESS}"),
+        ],
+        arg(name=""),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

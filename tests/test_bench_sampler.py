@@ -192,7 +192,7 @@ def test_groups_are_timed_at_the_same_rows_and_the_same_prompts():
     [
         (("--repeats", "0"), "repeats is 1 or more, got 0."),
         (("--prompt-tokens", "1"), "prompt_tokens is 2 or more, got 1."),
-        (("--fast",), "bench sampler has no option '--fast': see rlvr-jax bench --help."),
+        (("--fast",), "bench sampler has no option '--fast': see rlvr-jax bench sampler --help."),
         (
             ("--prompt-tokens", "60"),
             "prompt_tokens + new_tokens = 66 is more than the 64 positions of the model: lower one of them.",

@@ -13,28 +13,27 @@ def report(found: dict[str, Any]) -> Group:
         f"{w['prompts']} prompts x {w['group']}, {w['prompt_tokens']} + {w['new_tokens']} tokens ({w['lengths']}), "
         f"{found['dtype']}, {found['device']}, {found['cores']} cores"
     )
-    kept = "" if found["keeps_buffers"] else "malloc gives buffers back to the kernel: see bench/sampler.py"
-    table = Table("", "ours", "generate", title=title, caption=kept)
+    table = Table("", "ours", "generate", title=title, caption=kept(found))
     other = found.get("generate")
     for name, key, shown in (
-        ("seconds", "seconds", _seconds),
-        ("tokens/s", "tokens_per_second", _whole),
-        ("peak memory", "peak_bytes", _gib),
+        ("seconds", "seconds", seconds),
+        ("tokens/s", "tokens_per_second", whole),
+        ("peak memory", "peak_bytes", gib),
     ):
         table.add_row(name, shown(ours[key]), shown(other[key]) if other else "")
     for name, value in (
         (
             "prefill",
-            f"{_seconds(ours['prefill_seconds'])}, {_whole(ours['prefill_tokens_per_second'])} tokens/s",
+            f"{seconds(ours['prefill_seconds'])}, {whole(ours['prefill_tokens_per_second'])} tokens/s",
         ),
         (
             "decode",
-            f"{_seconds(ours['decode_seconds'])}, {_whole(ours['decode_tokens_per_second'])} tokens/s",
+            f"{seconds(ours['decode_seconds'])}, {whole(ours['decode_tokens_per_second'])} tokens/s",
         ),
         ("step", f"{ours['step_seconds'] * 1e3:.1f} ms, {ours['steps']} of them with {ours['slots']} slots"),
         ("slots in use", f"{ours['occupancy']:.1%}"),
-        ("compile", _seconds(ours["compile_seconds"])),
-        ("weights laid out", _seconds(ours["push_seconds"])),
+        ("compile", seconds(ours["compile_seconds"])),
+        ("weights laid out", seconds(ours["push_seconds"])),
         (
             "limit of a step",
             f"{limit['step_seconds'] * 1e3:.1f} ms: {limit['step_flops'] / 1e9:.1f} GFLOP, "
@@ -62,13 +61,21 @@ def _scaling(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _seconds(value: float) -> str:
+def kept(found: dict[str, Any]) -> str:
+    """A word of warning, where malloc was not told to keep its buffers."""
+    return "" if found["keeps_buffers"] else "malloc gives buffers back to the kernel: see bench/sampler.py"
+
+
+def seconds(value: float) -> str:
+    """12.34 s."""
     return f"{value:.2f} s"
 
 
-def _whole(value: float) -> str:
+def whole(value: float) -> str:
+    """Without decimals."""
     return f"{value:.0f}"
 
 
-def _gib(value: int) -> str:
+def gib(value: int) -> str:
+    """Bytes in GiB."""
     return f"{value / 2**30:.2f} GiB"
