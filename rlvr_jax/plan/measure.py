@@ -65,8 +65,8 @@ class Figures:
 
     def fits(self, chip: Chip | None) -> bool | None:
         """None where that is not known."""
-        if self.error:
-            return False if self.needs is not None else None
+        if self.needs is not None:
+            return False
         if self.memory is None or chip is None:
             return None
         if self.memory.peak > chip.memory:
@@ -82,7 +82,7 @@ def measure(call: Call, target: Target) -> tuple[Figures, jax.stages.Compiled | 
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        return _too_large(call, str(error), time.perf_counter() - start), None
+        return too_large(call, str(error), time.perf_counter() - start), None
     took = time.perf_counter() - start
     found = Figures(call.name, call.runs, took, memory=_memory(compiled, call, not target.missing))
     try:
@@ -147,18 +147,11 @@ def _memory(compiled: Any, call: Call, exact: bool) -> Memory | None:
 _UNITS = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": GIB, "T": 2.0**40}
 
 
-def _too_large(call: Call, message: str, took: float) -> Figures:
+def too_large(call: Call, message: str, took: float) -> Figures:
     """What the compiler says where it gives up. Raises RuntimeError where that is no matter of memory."""
-    sizes = re.search(r"temporaries \(([\d.]+)([KMGT]?)\)|Used ([\d.]+)([KMGT]?) of", message)
     if "RESOURCE_EXHAUSTED" not in message and "out of memory" not in message:
         raise RuntimeError(f"{call.name} does not compile: {message}")
-    number, unit = (
-        next((pair for pair in zip(*[iter(sizes.groups())] * 2, strict=True) if pair[0]), (None, ""))
-        if sizes
-        else (None, "")
-    )
-    needs = float(number) * _UNITS[unit] if number else None
+    size = re.search(r"(?:temporaries \(|Used )([\d.]+)([KMGT]?)", message)
+    needs = float(size.group(1)) * _UNITS[size.group(2)] if size else math.inf
     words = "the compiler found no way to run it in the chip's memory"
-    return Figures(
-        call.name, call.runs, took, needs=needs if needs is not None else float("inf"), error=words
-    )
+    return Figures(call.name, call.runs, took, needs=needs, error=words)

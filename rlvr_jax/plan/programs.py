@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from rlvr_jax.models.attention import platform_in_use
 from rlvr_jax.objective import Credit
+from rlvr_jax.products import platform_in_use
 from rlvr_jax.rollout.decode_loop import Edits
 from rlvr_jax.rollout.engine import Engine
 from rlvr_jax.rollout.prompts import bucket

@@ -12,9 +12,10 @@ from rlvr_jax.configfile import parse
 from rlvr_jax.plan import command
 from rlvr_jax.plan.advice import advice, rows_at_once
 from rlvr_jax.plan.chips import CHIPS, GIB
-from rlvr_jax.plan.measure import Figures, Memory, roofline
+from rlvr_jax.plan.measure import Figures, Memory, roofline, too_large
 from rlvr_jax.plan.models import described
 from rlvr_jax.plan.planning import Planned
+from rlvr_jax.plan.programs import Call
 from rlvr_jax.plan.report import as_json, as_text
 from rlvr_jax.plan.search import search
 from rlvr_jax.plan.topology import Target, open_topology
@@ -145,3 +146,16 @@ def test_chips_are_in_the_range_of_what_is_sold():
     for name, chip in CHIPS.items():
         assert 1e14 < chip.flops < 1e16 and 15 * GIB < chip.memory < 200 * GIB, name
         assert chip.flops / chip.bandwidth > 100 and chip.bandwidth > chip.link > 1e11, name
+
+
+def test_what_the_compiler_cannot_place_is_a_result_with_its_size():
+    call = Call("update", None, (), 2.0, 1, 0)
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (18.50G) exceeds "
+        "available HBM (15.75G)."
+    )
+    found = too_large(call, message, 3.0)
+    assert found.needs == 18.5 * GIB and found.fits(CHIPS["v5e"]) is False
+    assert too_large(call, "RESOURCE_EXHAUSTED: no number", 3.0).fits(CHIPS["v5e"]) is False
+    with pytest.raises(RuntimeError, match="update does not compile: INTERNAL: other"):
+        too_large(call, "INTERNAL: other", 3.0)
