@@ -198,7 +198,7 @@ def test_a_step_is_that_of_the_loop(directory, small, capsys):
             "them.",
         ),
     ],
-    ids=["repeats", "repeats of a step", "collapsed", "option", "scaling", "positions"],
+    ids=["repeats", "repeats of a step", "rows of torch", "collapsed", "option", "scaling", "positions"],
 )
 def test_what_cannot_be_measured_is_one_line(capsys, words, message):
     status, _, err = run(capsys, *words)

@@ -34,7 +34,8 @@ _KERNELS = ("sdpa", "eager")
 class Job:
     """A model on the disk, and the batch: prompts without padding, responses padded on the right. `ways` are names of `WAYS`:
     a few rows are tried with each, and the fastest is taken. The loss is PPO's, clipped at 1 +- `clip`, and fully on
-    policy; `weight` holds its denominators."""
+    policy; `weight` holds its denominators. `timed` of the rows are computed, and the time is scaled up to all: as they are all
+    padded alike, they take as long. 0: all are."""
 
     directory: pathlib.Path
     device: str
@@ -46,6 +47,7 @@ class Job:
     advantage: Float[np.ndarray, "B T"]
     clip: float
     optimizer: Optimizer
+    timed: int = 0
 
     def rows_of(self, tokens: int) -> int:
         """How many rows have so many tokens, padding included."""
@@ -54,10 +56,11 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """One optimiser step. `tried` has the seconds of those few rows for each way, and `way` is the one that was taken."""
+    """One optimiser step of all rows, of which `rows` were computed: loss and gradient are of these. `tried` has the seconds of those few rows for each way, and `way` is the one that was taken."""
 
     seconds: float
     optimizer_seconds: float
+    rows: int
     loss: float
     grad_norm: float
     peak_bytes: int
@@ -160,20 +163,29 @@ def loaded(job: Job) -> Callable[[int], Timed]:
             best = min(best or (seconds, way, kernel), (seconds, way, kernel))
     assert best is not None
     update = _Update(job, *best[1:])
-    rows = job.rows_of(_TOKENS)
+    rows, count = job.rows_of(_TOKENS), job.timed or len(job.tokens)
     update.backward(slice(0, rows))
     update.forget()
 
     def run(number: int) -> Timed:
         start, loss = time.perf_counter(), 0.0
-        for first in range(0, len(job.tokens), rows):
-            loss += update.backward(slice(first, first + rows))
+        for first in range(0, count, rows):
+            loss += update.backward(slice(first, min(first + rows, count)))
         middle = time.perf_counter()
         norm = update.step()
         update.forget()
         end = time.perf_counter()
         way = ", ".join(best[1:])
-        return Timed(end - start, end - middle, loss, norm, peak_bytes(), way, tried)
+        return Timed(
+            seconds=(middle - start) * len(job.tokens) / count + end - middle,
+            optimizer_seconds=end - middle,
+            rows=count,
+            loss=loss,
+            grad_norm=norm,
+            peak_bytes=peak_bytes(),
+            way=way,
+            tried=tried,
+        )
 
     return run
 

@@ -10,7 +10,13 @@ from rlvr_jax.rollout.bench.report import gib, kept, seconds, whole
 
 def update_report(found: dict[str, Any]) -> Group:
     """Tables of what `update.measure` gives."""
-    ours, other, limit, tokens = found["ours"], found.get("torch"), found["limit"], found["tokens"]
+    b, ours, other, limit, tokens = (
+        found["batch"],
+        found["ours"],
+        found.get("torch"),
+        found["limit"],
+        found["tokens"],
+    )
     table = Table("", "ours", f"torch ({other['way']})" if other else "torch", title=_title(found))
     table.caption = kept(found)
     for name, key, shown in (
@@ -36,6 +42,8 @@ def update_report(found: dict[str, Any]) -> Group:
         table.add_row(*row, "")
     if other:
         table.add_row("torch / ours", f"{other['ratio']:.2f}", "")
+        if other["rows"] < b["prompts"] * b["group"]:
+            table.add_row("", "", f"scaled up from {other['rows']} rows")
     more = [_parts(found["parts"], ours["seconds"])] if "parts" in found else []
     return Group(table, *more, *([_scaling(found["scaling"])] if "scaling" in found else []))
 

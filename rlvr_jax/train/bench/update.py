@@ -36,6 +36,10 @@ def measure(bench: UpdateBench, say: Say) -> dict[str, Any]:
     batch = bench.batch
     if bench.repeats < 1:
         raise ValueError(f"repeats is 1 or more, got {bench.repeats}.")
+    if not 0 <= bench.peer_rows <= batch.rows:
+        raise ValueError(
+            f"peer_rows is 0 (all) to the {batch.rows} rows of the batch, got {bench.peer_rows}."
+        )
     if bench.scaling:
         check_scaling(batch)
     program = ours.program_of(bench, batch, ours.BY_REWARD)
@@ -107,6 +111,7 @@ def _taking_turns(
         found["torch"] = {
             **_rates([t.seconds for t in theirs], counts.useful),
             "optimizer_seconds": statistics.median(t.optimizer_seconds for t in theirs),
+            "rows": theirs[0].rows,
             "way": theirs[0].way,
             "tried": dict(theirs[0].tried),
             "peak_bytes": max(t.peak_bytes for t in theirs),
@@ -122,8 +127,10 @@ def _rates(seconds: list[float], tokens: int) -> Mapping[str, Any]:
     return {"seconds": middle, "all_seconds": seconds, "tokens_per_second": tokens / middle}
 
 
-def job_of(update: ours.TimedUpdate, directory: pathlib.Path, ways: tuple[str, ...]) -> peer.Job:
-    """The same batch for torch."""
+def job_of(
+    update: ours.TimedUpdate, directory: pathlib.Path, ways: tuple[str, ...], timed: int = 0
+) -> peer.Job:
+    """The same batch for torch, of which it computes `timed` rows; 0: all."""
     told, config = update.told, update.program.config
     clip, longest = config.objective.clip, int(told.length.max())
     assert isinstance(clip, Ppo) and clip.low == clip.high
@@ -138,6 +145,7 @@ def job_of(update: ours.TimedUpdate, directory: pathlib.Path, ways: tuple[str, .
         advantage=np.asarray(update.credit.advantage)[:, :longest],
         clip=clip.low,
         optimizer=config.optimizer,
+        timed=timed,
     )
 
 
@@ -161,7 +169,7 @@ def _torch(bench: UpdateBench, update: ours.TimedUpdate, say: Say) -> Iterator[P
             eos=program.stop,
         )
         ways = tuple(peer.WAYS) if bench.peer == "fastest" else (bench.peer,)
-        other = Peer("torch's update", peer.loaded, job_of(update, directory, ways))
+        other = Peer("torch's update", peer.loaded, job_of(update, directory, ways, bench.peer_rows))
         try:
             yield other
         finally:

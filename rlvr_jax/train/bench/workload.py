@@ -91,6 +91,8 @@ class UpdateBench:
     """Time torch's update of the same rows, padded, in a process of its own, taking turns. Needs torch."""
     peer: Peers = "fastest"
     """What torch computes in. fastest: whichever is, of float32, bfloat16 weights, and float32 weights under autocast."""
+    peer_rows: int = 0
+    """Rows that torch computes, its time being scaled up to all of them, which are padded alike; 0: all."""
     scaling: bool = False
     """Time ours also by group size, share of the prompt, share of padding and share of collapsed groups, at the same rows."""
     parts: bool = False
