@@ -184,6 +184,10 @@ def test_a_step_is_that_of_the_loop(directory, small, capsys):
         (("update", "--repeats", "0"), "repeats is 1 or more, got 0."),
         (("step", "--repeats", "0"), "repeats is 1 or more, got 0."),
         (
+            ("update", "--peer-rows", "65"),
+            "peer_rows is 0 (all) to the 64 rows of the batch, got 65.",
+        ),
+        (
             ("update", "--collapsed", "1"),
             "collapsed is a share of the groups, at least 0 and below 1, got 1.0.",
         ),
