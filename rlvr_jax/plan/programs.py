@@ -177,7 +177,8 @@ class Calls:
         for score in filter(None, (program.score, program.score_ref)):
             found = jax.eval_shape(jitted(score), program.abstract.policy, rollout, whole)
             values |= {k: self.rows(v.shape, v.dtype) for k, v in found.items()}
-        return Stats(values=values)
+        found = jax.eval_shape(lambda values: Stats(values=values), values)
+        return jax.tree.map(lambda x: self.rows(x.shape, x.dtype), found)
 
     def credit(self, rollout: Rollout, stats: Stats) -> Credit:
         found = jax.eval_shape(jitted(self.program.credit), rollout, stats, self.program.abstract.objective)[
