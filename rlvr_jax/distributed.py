@@ -116,8 +116,8 @@ def _status(error: BaseException, failed: Callable[[BaseException], int]) -> int
         return LOST
     try:
         return failed(error)
-    except BaseException:
-        traceback.print_exception(error)
+    except BaseException as other:  # what says the error did not know this one
+        traceback.print_exception(other)
         return 1
 
 

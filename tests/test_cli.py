@@ -189,7 +189,7 @@ TRAINING = [
     (
         {},
         ["--batch.micro-batches", "5"],
-        "batch.micro_batches=5 does not split the 32 rows of an optimiser step into whole groups of 4 or even parts of one.",
+        "batch.micro_batches=5 does not divide the 32 rows of an optimiser step.",
     ),
     (
         {},

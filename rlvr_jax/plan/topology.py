@@ -82,9 +82,13 @@ def _tpus(name: str, kind: str, shape: list[int]) -> tuple[Any, ...]:
         ) from error
 
 
+def _cpu_devices() -> int:
+    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _processors(count: int) -> tuple[Any, ...]:
     try:
-        jax.config.update("jax_num_cpu_devices", max(count, jax.config.jax_num_cpu_devices))
+        jax.config.update("jax_num_cpu_devices", max(count, _cpu_devices()))
     except RuntimeError:  # JAX runs already
         pass
     there = jax.devices("cpu")
