@@ -59,13 +59,22 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"]) -> Float[Array, "M N
     return contract(x, -1, w, -2)
 
 
-def _backward(kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+Kept = tuple[Array | None, Array | None]
+"""Operands of a product, each where the other one has a gradient: that of a frozen matrix is never computed."""
+
+
+def _kept(x: Any, w: Any) -> Kept:
+    return (x.value if w.perturbed else None), (w.value if x.perturbed else None)
+
+
+def _backward(kept: Kept, g: Array) -> Kept:
     x, w = kept
-    g = g.astype(x.dtype)
-    return contract(g, -1, w, -1).astype(x.dtype), contract(x, -2, g, -2).astype(w.dtype)
+    into_x = None if w is None else contract(g.astype(w.dtype), -1, w, -1).astype(w.dtype)
+    into_w = None if x is None else contract(x, -2, g.astype(x.dtype), -2).astype(x.dtype)
+    return into_x, into_w
 
 
-product.defvjp(lambda x, w: (product(x, w), (x, w)), _backward)
+product.defvjp(lambda x, w: (product(x.value, w.value), _kept(x, w)), _backward, symbolic_zeros=True)
 
 
 @jax.custom_vjp
@@ -74,13 +83,16 @@ def product_by_rows(x: Float[Array, "M K"], w: Float[Array, "N K"]) -> Float[Arr
     return contract(x, -1, w, -1)
 
 
-def _backward_by_rows(kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _backward_by_rows(kept: Kept, g: Array) -> Kept:
     x, w = kept
-    g = g.astype(x.dtype)
-    return contract(g, -1, w, -2).astype(x.dtype), contract(g, -2, x, -2).astype(w.dtype)
+    into_x = None if w is None else contract(g.astype(w.dtype), -1, w, -2).astype(w.dtype)
+    into_w = None if x is None else contract(g.astype(x.dtype), -2, x, -2).astype(x.dtype)
+    return into_x, into_w
 
 
-product_by_rows.defvjp(lambda x, w: (product_by_rows(x, w), (x, w)), _backward_by_rows)
+product_by_rows.defvjp(
+    lambda x, w: (product_by_rows(x.value, w.value), _kept(x, w)), _backward_by_rows, symbolic_zeros=True
+)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["outputs"])

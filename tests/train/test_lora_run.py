@@ -96,12 +96,13 @@ def test_policy_and_reference_start_as_one_function_to_the_bit(trained, program)
         program.sampler.push(state.policy, version=0)
         samples = program.sample_batch(batch, step=0, seed=0)
 
-        rollout = program.rows(collect(program.config.task, program.tokenizer, batch, samples).rollout)
-        old = program.score(state.policy, rollout)
+        told = collect(program.config.task, program.tokenizer, batch, samples).rollout
+        rollout, plan = program.rows(told), program.score_plan(told)
+        old = program.score(state.policy, rollout, plan)
         with Checkpoints(trained / "checkpoints", keep=9) as checkpoints:
             kept = checkpoints.reference(program.abstract.params, state.params)
         reference = dataclasses.replace(state, params=kept)
-        ref = program.score_ref(reference.policy, rollout)
+        ref = program.score_ref(reference.policy, rollout, plan)
     (old,), (ref,) = old.values(), ref.values()
     np.testing.assert_array_equal(old, ref)
     # no second set: the arrays themselves are the policy's
@@ -121,12 +122,15 @@ def test_an_update_hands_the_frozen_weights_on_in_place(program):
         program.sampler.push(state.policy, version=0)
         samples = program.sample_batch(batch, step=0, seed=0)
 
-        rollout = program.rows(collect(program.config.task, program.tokenizer, batch, samples).rollout)
+        told = collect(program.config.task, program.tokenizer, batch, samples).rollout
+        rollout, plan = program.rows(told), program.score_plan(told)
         stats = Stats(values={(Pass.SAMPLER, Stat.LOGPROB): program.rows(samples.logprob)})
-        stats = stats.merge(program.score(state.policy, rollout))
-        stats = stats.merge(program.score_ref(state.policy, rollout))
+        stats = stats.merge(program.score(state.policy, rollout, plan))
+        stats = stats.merge(program.score_ref(state.policy, rollout, plan))
         credit, _, _ = program.credit(rollout, stats, state.objective)
-        after, metrics = program.update(state, rollout, stats, credit, 0, 0)
+        after, metrics = program.update(
+            state, rollout, stats, credit, program.update_plan(told, np.ones(len(told.length), bool), 0), 0, 0
+        )
     assert metrics["policy/kl_ref"].value() < 1e-10
     chex.assert_trees_all_equal(jax.device_get(after.frozen), before)
     now = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in jax.tree.leaves(after.frozen)]
