@@ -54,7 +54,10 @@ def compiled_once(tmp_path_factory):
 
 
 def config(name: str, run_dir: pathlib.Path):
-    return parse(TINY | {"objective": name, "run_dir": str(run_dir)})
+    """ReCo's ratio under the 80/20 rule has a gradient norm of 30 here: at the rate of the others no answer is right any more
+    after three steps."""
+    slower = {"optimizer": {"learning_rate": 2e-4}} if name == "reco_80_20" else {}
+    return parse(TINY | slower | {"objective": name, "run_dir": str(run_dir)})
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "imitation"])
@@ -63,7 +66,9 @@ def test_twenty_steps_and_the_second_ten_of_them_again(name, tmp_path):
     assert fit(config(name, whole)).complete
     rows = read_rows(whole / METRICS)
     assert [row["step"] for row in rows] == list(range(STEPS))
-    assert not {(row["step"], figure) for row in rows for figure, value in row.items() if value is None}
+    empty = [(row, figure) for row in rows for figure, value in row.items() if value is None]
+    for row, figure in empty:  # where every group collapsed, no row is trained on
+        assert row["optimizer/grad_norm"] == 0 and figure.startswith(("policy/", "gate/")), figure
     # four of the sampler, credit, update; and score, where anything reads old statistics
     functions = 6 + bool(PRESETS[name].wants(Pass.OLD))
     assert [row["time/traces"] for row in rows] == [functions] * STEPS
