@@ -21,7 +21,7 @@ from rlvr_jax.models.attention import attend
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
-from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate
+from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate, step_in_text
 from rlvr_jax.products import Turned, product, turned_product
 from rlvr_jax.sharding import constrain, named
 from rlvr_jax.types import pytree
@@ -183,8 +183,7 @@ class Decoder(nnx.Module):
         offset = jnp.arange(tokens.shape[1])
         own, step = (offset[:, None] - offset[None])[None], offset[None]
         if segments is not None:
-            first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-            step = step - jax.lax.cummax(jnp.where(first, step, 0), axis=1)
+            step = step_in_text(segments)
             own = jnp.where(segments[:, :, None] == segments[:, None], own, -1)
         length = prefix.length if owners is None else owners.of(prefix.length)
         share = _share(tokens, prefix) if owners is None else 1

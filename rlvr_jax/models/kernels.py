@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rlvr_jax.models.positions import in_reach
+from rlvr_jax.models.positions import in_reach, step_in_text
 from rlvr_jax.sharding import spec
 
 Kernel = Callable[..., Float[Array, "B T N H"]]
@@ -78,10 +78,8 @@ def _seen_in_packed(
 ) -> Bool[Array, "B 1 T U"]:
     """Which of U = front + T keys a query sees: the real ones of the prefix and what is before it in its text, in reach."""
     place, key = jnp.arange(segments.shape[1]), jnp.arange(front)
-    start = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    step = place[None] - jax.lax.cummax(jnp.where(start, place[None], 0), axis=1)
     length = length.repeat(len(segments) // len(length))[:, None, None]
-    behind = length + step[:, :, None] - key[None, None]
+    behind = length + step_in_text(segments)[:, :, None] - key[None, None]
     on_prefix = in_reach(jnp.where(key[None, None] < length, behind, -1), window)
     own = jnp.where(segments[:, :, None] == segments[:, None], (place[:, None] - place[None])[None], -1)
     return jnp.concatenate([on_prefix, in_reach(own, window)], axis=2)[:, None]

@@ -77,6 +77,13 @@ class Places:
         return of_window(self.angles, window)
 
 
+def step_in_text(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Tokens since the start of its text, for each token of packed rows, whose texts are runs of equal numbers."""
+    place = jnp.arange(segments.shape[1])[None]
+    first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return place - jax.lax.cummax(jnp.where(first, place, 0), axis=1)
+
+
 def in_reach(distance: Int[Array, "..."], window: Int[Array, ""] | int | None) -> Bool[Array, "..."]:
     """Whether a query sees the key at that distance behind it; with a `window` of 0 or None every one that is behind it."""
     if window is None:
