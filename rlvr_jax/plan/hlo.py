@@ -61,7 +61,8 @@ Computation = dict[str, Instruction]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Module:
-    """Computations by name. `times` says how often each one runs in one run of the program."""
+    """Computations by name. `times` says how often each one runs in one run of the program; where it branches, that is the
+    branch with the fewest instructions: what is counted is the least that a run does."""
 
     computations: dict[str, Computation]
     times: dict[str, float]
@@ -96,9 +97,11 @@ def parse(text: str, *, turns: int = 1) -> Module:
             if each.op == "fusion":
                 fused.update(each.called)
             factor = _turns(each, computations, turns) if each.op == "while" else 1.0
-            for called in each.called:
-                if called in computations and not _is_scalar(computations[called]):
-                    visit(called, often * factor)
+            inside = [c for c in each.called if c in computations and not _is_scalar(computations[c])]
+            if each.op == "conditional":
+                inside = sorted(inside, key=lambda name: _size(name, computations))[:1]
+            for called in inside:
+                visit(called, often * factor)
 
     visit(entry, 1.0)
     return Module(computations, dict(times), frozenset(fused))
@@ -164,6 +167,13 @@ def _bound_in_fusion(body: Computation, fused: list[Computation], unknown: int) 
     if root.op == "fusion" and len(constants) == len(compares) == 1 and "direction=LT" in compares[0].rest:
         return int(constants[0].operands[0])
     return unknown
+
+
+def _size(name: str, computations: dict[str, Computation]) -> int:
+    """Instructions of a computation and all that it calls."""
+    here = computations[name].values()
+    inside = [called for each in here for called in each.called if called in computations]
+    return len(here) + sum(_size(called, computations) for called in inside)
 
 
 def _is_scalar(computation: Computation) -> bool:

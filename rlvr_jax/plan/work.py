@@ -27,6 +27,8 @@ _IN_PLACE |= {
     "slice-done",
     "domain",
 }
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""What writes a part of its first operand in place, and which operand holds that part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +139,8 @@ def _moved(each: Instruction, here: Computation, module: Module) -> float:
         return math.fsum(
             2 * s.bytes if len(each.shapes) == 1 else s.bytes for s in each.shapes[:2] if s.in_memory
         )
-    if each.op == "dynamic-update-slice":
-        return 2 * _bytes(each.operands[1], here)
+    if each.op in _UPDATES:
+        return 2 * _bytes(each.operands[_UPDATES[each.op]], here)
     if each.op in ("dynamic-slice", "gather", "slice"):
         return 2 * written
     if each.op != "fusion" or not each.called or each.called[0] not in module.computations:
@@ -149,9 +151,9 @@ def _moved(each: Instruction, here: Computation, module: Module) -> float:
     for i, name in enumerate(each.operands):
         whole = _bytes(name, here)
         read += min(whole, _read_of(parameters[i], body, whole)) if whole and i in parameters else whole
-    updates = [x for x in body.values() if x.op == "dynamic-update-slice" and _is_whole(x, each)]
+    updates = [x for x in body.values() if x.op in _UPDATES and _is_whole(x, each)]
     for update in updates:
-        written += math.fsum(s.bytes for s in body[update.operands[1]].shapes) - math.fsum(
+        written += math.fsum(s.bytes for s in body[update.operands[_UPDATES[update.op]]].shapes) - math.fsum(
             s.bytes for s in update.shapes
         )
     return read + max(written, 0.0)
@@ -174,7 +176,7 @@ def _read_of(name: str, body: Computation, whole: float) -> float:
             continue
         if user.op in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
             read += math.fsum(s.bytes for s in user.shapes)
-        elif user.op == "dynamic-update-slice" and user.operands[0] == name:
+        elif user.op in _UPDATES and user.operands[0] == name:
             continue
         elif user.op in KINDS or "AsyncCollective" in user.rest or user.op == "tuple":
             continue  # on its way beside the fusion

@@ -152,3 +152,26 @@ def test_what_is_on_the_chip_is_no_traffic_of_memory():
     there = work(parse(text("w = f32[8] parameter(1)", "g = f32[8]{0:S(1)} add(%w, %w)")))
     here = work(parse(text("w = f32[8]{0:S(1)} parameter(1)", "g = f32[8]{0:S(1)} add(%w, %w)")))
     assert sum(w.times * w.bytes for w in there) == 7 * 32 and sum(w.bytes for w in here) == 0
+
+
+def test_what_is_written_into_an_array_in_place_is_all_that_it_costs():
+    """One row of a thousand in each of eight places: by an index for each of them, as a cache of answers is written."""
+
+    def write(cache, new, where):
+        return cache.at[jnp.arange(8), where].set(new)
+
+    shapes = [((8, 1000, 64), jnp.float32), ((8, 64), jnp.float32), ((8,), jnp.int32)]
+    arguments = (jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    lowered = jax.jit(write, donate_argnums=0).lower(*arguments).compile().as_text()
+    moved = sum(w.times * w.bytes for w in work(parse(lowered)))
+    assert 2 * 8 * 64 * 4 <= moved < 8 * 1000 * 64 * 4 / 10
+
+
+def test_of_two_branches_the_shorter_one_is_counted():
+    def f(yes, x):
+        return jax.lax.cond(yes, lambda x: jnp.tanh(x @ x) @ x @ x, lambda x: x + 1, x)
+
+    arguments = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    found = work(parse(jax.jit(f).lower(*arguments).compile().as_text()))
+    assert sum(w.times * w.flops for w in found) == 0
+    assert sum(w.times * w.bytes for w in found) < 10 * 32 * 32 * 4
