@@ -22,6 +22,7 @@ from rlvr_jax.commands import (
     Eval,
     Export,
     Plan,
+    Reproduce,
     Sample,
     Train,
     Variants,
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = {
         Train: _train,
         Eval: _eval,
+        Reproduce: _reproduce,
         Sample: _sample,
         Export: _export,
         Variants: _variants,
@@ -60,7 +62,7 @@ def _joined(command: Command) -> AbstractContextManager[None]:
     """With the other processes, where several run a command together."""
     from rlvr_jax.distributed import joined
 
-    if not isinstance(command, Train | Eval):
+    if not isinstance(command, Train | Eval | Reproduce):
         return nullcontext()
     return joined(find_cluster(os.environ, command.place), _failed)
 
@@ -152,6 +154,27 @@ def _compare(command: Eval, rest: Sequence[str]) -> int:
     for name, values in found["settings"].items():
         console.print(f"{name}: {' and '.join(values)}", soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def _reproduce(command: Reproduce, rest: Sequence[str]) -> int:
+    from rlvr_jax.distributed import is_first
+    from rlvr_jax.train.reproduce import against, as_json, lines, reproduce
+    from rlvr_jax.train.stop import STOPPED
+
+    if command.against is not None:
+        if command.out is not None or rest:
+            extra = " ".join([*([f"--out {command.out}"] if command.out else []), *rest])
+            raise ValueError(
+                f"reproduce --against runs nothing, and takes --steps alone; got {extra!r} beside it."
+            )
+        found = against(command.run, command.against, command.steps)
+    else:
+        found = reproduce(command.run, command.out, command.steps, rest)
+    if is_first():
+        print(json.dumps(as_json(found)) if command.json else "\n".join(lines(found)))
+    if found.comparison is None:
+        return STOPPED
+    return 0 if found.comparison.first is None else 1
 
 
 def _sample(command: Sample, rest: Sequence[str]) -> int:

@@ -57,6 +57,25 @@ class Eval:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reproduce:
+    """Repeat a run from its directory and compare figures, samples and parameters step by step. Config fields (`--seed 1
+    --mesh.data 1`) may follow. The exit status is 0 where they are bit-identical, 1 where they part, 2 where there is nothing
+    to compare. The same command goes on where it was stopped."""
+
+    run: Positional[pathlib.Path]
+    """Run directory."""
+    place: Annotated[Place, arg(name="")]
+    out: pathlib.Path | None = None
+    """Directory of the repetition; RUN-reproduced without."""
+    steps: int | None = None
+    """Only the first so many."""
+    against: pathlib.Path | None = None
+    """Compare with this run, which is there; nothing is run."""
+    json: bool = False
+    """Print one line of JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Sample:
     """Sample answers to prompts of your own. Config fields (`--sampling.max-new-tokens 64`) may follow."""
 
@@ -194,6 +213,7 @@ class Data:
 Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Eval, subcommand("eval")]
+    | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Sample, subcommand("sample")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Variants, subcommand("variants")]

@@ -286,7 +286,15 @@ class Logging:
 
     tensorboard: bool = True
     wandb: str | None = None
-    """Project name; needs the extra `logging`."""
+    """Project of Weights & Biases; needs the extra `logging`."""
+    mlflow: str | None = None
+    """Experiment of MLflow; needs the extra `logging`. It is where MLFLOW_TRACKING_URI says, else in the database mlflow.db
+    beside the run directory."""
+    show_every: int = 10
+    """Steps between sampled answers and histograms in these services; 0: figures alone. rollouts.jsonl has all answers."""
+
+    def __post_init__(self):
+        _positive(self, "logging", "show_every", least=0)
 
 
 @dataclasses.dataclass(frozen=True)

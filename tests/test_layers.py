@@ -32,6 +32,7 @@ HEAVY = {
     "grain",
     "math_verify",
     "matplotlib",
+    "mlflow",
     "tensorboardX",
     "tensorflow",
     "tensorflow_datasets",

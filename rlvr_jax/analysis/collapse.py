@@ -102,17 +102,3 @@ class CollapseRecord:
         """Continue where `get_state` was called."""
         self.steps, self.early = state["steps"], list(state["early"])
         self.total = Collapsed(**state["total"])
-
-    def warning(self) -> str | None:
-        """What a high early rate means and what to try; None where it is low."""
-        if not self.early_rate >= HIGH:
-            return None
-        rates = self.total.rates()
-        harder = "harder" if rates["all_right"] > rates["all_wrong"] else "easier"
-        return (
-            f"in {self.early_rate:.0%} of the groups of the first {len(self.early)} steps all answers got the same reward "
-            f"(so far {rates['all_wrong']:.0%} all wrong, {rates['all_right']:.0%} all right): they taught nothing. This "
-            "early collapse rate goes with the result: over the 245 runs of arXiv:2605.21125 final accuracy is reported to "
-            f"fall by 3 points with every 0.1 of it (R^2 0.62). What helps: {harder} prompts, more answers to each "
-            "(batch.group_size), dynamic sampling (objective dapo with batch.max_rounds), virtual rewards (objective avspo)."
-        )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -11,15 +12,24 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rlvr_jax.analysis import Collapsed, CollapseRecord
-from rlvr_jax.analysis.collapse import EARLY_STEPS
 from rlvr_jax.config import Config
 from rlvr_jax.configfile import to_plain
 from rlvr_jax.distributed import is_first
 from rlvr_jax.rollout.collect import Collected, decode
 from rlvr_jax.rollout.prompts import PromptBatch
-from rlvr_jax.train.metrics import MetricsWriter, RolloutRow, RolloutWriter, import_wandb
+from rlvr_jax.train.advice import Watch
+from rlvr_jax.train.metrics import (
+    METRICS,
+    WARNINGS,
+    JsonLines,
+    MetricsWriter,
+    RolloutRow,
+    RolloutWriter,
+    read_rows,
+)
 from rlvr_jax.train.program import Program
 from rlvr_jax.train.progress import TrainProgress
+from rlvr_jax.train.writers import check_services, shown_of, writers
 from rlvr_jax.types import Mean, Metrics
 
 
@@ -68,7 +78,7 @@ class Logs:
     ) -> None:
         """Everything about one finished step, which is counted in `collapse`. Figures of answers are about all that were
         sampled, whether they were trained on or not."""
-        program, steps = self._program, self._program.config.steps
+        program = self._program
         tokens = float(sum(r.found.rollout.length.sum() for r in rounds))
         times = dict(times)
         times["time/tokens_per_second"] = tokens / max(times["time/step"], 1e-9)
@@ -81,8 +91,6 @@ class Logs:
         if self._files is not None:
             rows = [row for r in rounds for row in _rows(program, r.prompts, r.found)]
             self._files.write(step, {**sampled, **learned, **others, **times}, rows)
-        if collapse.steps == min(EARLY_STEPS, steps) and (warning := collapse.warning()):
-            say(f"note: {warning}")
 
     def _collapsed(self, rounds: Sequence[Round]) -> Collapsed:
         size = self._program.spec.group_size
@@ -96,15 +104,14 @@ class _Files:
     def __init__(self, config: Config, run_dir: pathlib.Path, first: int):
         with contextlib.ExitStack() as stack:
             logging = config.logging
-            self._metrics = stack.enter_context(
-                MetricsWriter(
-                    run_dir,
-                    first,
-                    tensorboard=logging.tensorboard,
-                    wandb=logging.wandb,
-                    config=to_plain(config),
-                )
-            )
+            # First: where a package is missing, nothing of an earlier run has been cut off.
+            self._writers = stack.enter_context(writers(logging, run_dir, first, to_plain(config)))
+            self._metrics = stack.enter_context(MetricsWriter(run_dir, first))
+            self._show_every = logging.show_every
+            self._watch, self._warnings = Watch(), JsonLines(run_dir / WARNINGS, first)
+            stack.callback(self._warnings.close)
+            for row in read_rows(run_dir / METRICS):
+                self._watch.add(row)
             self._rollouts = stack.enter_context(RolloutWriter(run_dir, first))
             self._progress = stack.enter_context(TrainProgress(config.task.name, config.steps, first))
             self._stack = stack.pop_all()
@@ -118,7 +125,16 @@ class _Files:
     def write(self, step: int, metrics: Mapping[str, Mean | float], rows: Sequence[RolloutRow]) -> None:
         figures = self._metrics.write(step, metrics)
         self._rollouts.write(step, rows)
-        self._progress.update(figures)
+        warned = self._watch.add({"step": step, **figures})
+        self._warnings.append(dataclasses.asdict(each) for each in warned)
+        finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+        due = self._show_every and step % self._show_every == 0
+        shown = shown_of(finite, rows if due else (), {f"warnings/{each.name}": str(each) for each in warned})
+        for writer in self._writers:
+            writer.write(step, shown)
+        for each in warned:
+            say(f"warning: {each}")
+        self._progress.update(figures, warnings=self._watch.active)
 
 
 def _rows(program: Program, batch: PromptBatch, found: Collected) -> list[RolloutRow]:
@@ -160,8 +176,7 @@ def say(text: str) -> None:
 
 def check_logging(config: Config) -> None:
     """Raise ModuleNotFoundError where the package of a logging service is missing: now, not after the warm-up."""
-    if config.logging.wandb:
-        import_wandb(config.logging.wandb)
+    check_services(config.logging)
 
 
 def warn_about(config: Config) -> None:

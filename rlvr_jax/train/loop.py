@@ -35,8 +35,8 @@ class Outcome:
     evaluations: dict[int, dict[str, Any]]
 
 
-def fit(config: Config) -> Outcome:
-    """Run a config to its end, or go on with it where its run directory exists.
+def fit(config: Config, until: int | None = None) -> Outcome:
+    """Run a config to its end, or go on with it where its run directory exists; `until` a step, with a checkpoint there.
 
     Raises ValueError, before any weight is read, for what does not fit together: the mesh and the batch, a prompt
     limit and the model's positions, a config that differs from the run's in what must not change.
@@ -59,7 +59,7 @@ def fit(config: Config) -> Outcome:
     verified = judging(config.task, **dataclasses.asdict(config.verification), others=others)
     with jax.set_mesh(program.mesh), verified as judge, Checkpoints.of(config) as checkpoints:
         with StopRequest() as stop, batches_of(program, stream, judge, stop) as batches:
-            return Run(program, run_dir, batches, checkpoints, judge, stop).train()
+            return Run(program, run_dir, batches, checkpoints, judge, stop).train(until)
 
 
 def free_keys(config: Config) -> frozenset[str]:
@@ -86,9 +86,10 @@ class Run:
         self.told = False
         self.reference: Any = None
 
-    def train(self) -> Outcome:
-        """All the steps that are left."""
+    def train(self, until: int | None = None) -> Outcome:
+        """All the steps that are left, or those until a step."""
         config, program = self.config, self.program
+        end = config.steps if until is None else min(until, config.steps)
         state, first = self.start()
         if self.stop.agreed():
             say(f"stopped before step {first}; the same command starts from there")
@@ -96,7 +97,7 @@ class Run:
         self.evaluate_if_due(state, first)
         with Logs(program, self.run_dir, first) as logs:
             self.phases.collect()
-            for step in range(first, config.steps):
+            for step in range(first, end):
                 # ---- sample and verify: G answers to each prompt, a reward for each answer ------------------
                 batch = self.batches.take(step, state)
                 if batch is None:
@@ -111,11 +112,11 @@ class Run:
                 done = step + 1
                 if self.stop.agreed():
                     return self.stopped(done, state)
-                if done % config.checkpoint.every == 0 or done == config.steps:
+                if done % config.checkpoint.every == 0 or done == end:
                     self.save(done, state)
                 self.evaluate_if_due(state, done)
         self.checkpoints.wait()
-        return Outcome(complete=True, steps=config.steps, evaluations=load_evaluations(self.run_dir))
+        return Outcome(complete=True, steps=end, evaluations=load_evaluations(self.run_dir))
 
     def tell_once(self, step: int, batch: Filled) -> None:
         """That a batch could not be filled; how often that happens is a metric."""

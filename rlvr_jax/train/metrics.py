@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.jsonl, rollouts.jsonl, TensorBoard, Weights & Biases; and the seconds of its phases.
+"""What a run writes down: metrics.jsonl, rollouts.jsonl, warnings.jsonl; and the seconds of its phases.
 
 A line of metrics.jsonl is a flat JSON object, `step` and names like `policy/entropy`. Whatever depends on the clock
 goes under `time/`, so two runs of one config differ there and nowhere else. A run that was killed and resumed leaves
@@ -8,17 +8,14 @@ processes one of them writes.
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import json
 import math
 import os
 import pathlib
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any, SupportsFloat, TypeAlias
 
 import jax
@@ -27,6 +24,7 @@ from rlvr_jax.types import Mean
 
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+WARNINGS = "warnings.jsonl"
 TIME = "time/"
 
 Row: TypeAlias = dict[str, Any]
@@ -107,113 +105,45 @@ def read_rows(path: pathlib.Path) -> list[Row]:
     return [row for _, row in _rows(path)]
 
 
+def rows_by_step(path: pathlib.Path) -> Iterator[tuple[int, list[Row]]]:
+    """Each step of a file of JSON lines with its objects, read as one goes on; nothing of a file that is not there."""
+    rows = (row for _, row in _rows(path)) if path.exists() else iter(())
+    for step, found in itertools.groupby(rows, key=lambda row: row["step"]):
+        yield step, list(found)
+
+
 def without_times(row: Row) -> Row:
     """What two runs of one config must agree on."""
     return {name: value for name, value in row.items() if not name.startswith(TIME)}
 
 
 class MetricsWriter:
-    """One line of metrics.jsonl a step; the same to TensorBoard, and to the Weights & Biases project `wandb` if any.
+    """One line of metrics.jsonl a step.
 
-    Names with `time/` in front are the only ones that may depend on the clock. A figure that is not finite is null in
-    metrics.jsonl and left out elsewhere.
+    Names with `time/` in front are the only ones that may depend on the clock. A figure that is not finite is null.
     """
 
-    def __init__(
-        self,
-        run_dir: pathlib.Path,
-        start_step: int = 0,
-        *,
-        tensorboard: bool = True,
-        wandb: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        # The sinks first: where a package is missing, nothing of an earlier run has been cut off.
-        self._sinks: list[TensorBoard | Wandb] = []
-        if wandb:
-            self._sinks.append(Wandb(run_dir, wandb, config or {}))
-        if tensorboard:
-            self._sinks.append(TensorBoard(run_dir / "tensorboard", start_step))
+    def __init__(self, run_dir: pathlib.Path, start_step: int = 0) -> None:
         self._lines = JsonLines(run_dir / METRICS, start_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean | SupportsFloat]) -> dict[str, float | int]:
-        """Write the metrics of a step everywhere; returns them as Python numbers."""
+        """Write the metrics of a step; returns them as Python numbers."""
         values = plain(metrics)
         if "step" in values:
             raise ValueError(
                 "a metric is called 'step', which is the name of the step itself; call it otherwise."
             )
         self._lines.append([{"step": step, **values}])
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        for sink in self._sinks:
-            sink.write(step, finite)
         return values
 
     def close(self) -> None:
         self._lines.close()
-        for sink in self._sinks:
-            sink.close()
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class TensorBoard:
-    """Scalars as TensorBoard events. A resumed run adds a file that tells readers to forget the steps it repeats."""
-
-    def __init__(self, log_dir: pathlib.Path, start_step: int) -> None:
-        from tensorboardX import SummaryWriter
-
-        earlier = len(list(log_dir.glob("*"))) if log_dir.exists() else 0
-        self._writer = SummaryWriter(
-            logdir=str(log_dir),
-            purge_step=start_step if earlier else None,
-            filename_suffix=f".{earlier}",  # the name is otherwise the second: a quick resume would overwrite the file
-        )
-
-    def write(self, step: int, values: Mapping[str, float | int]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def import_wandb(project: str) -> ModuleType:
-    """The package that a project is logged with. Raises ModuleNotFoundError, with what to install, without it."""
-    try:
-        return importlib.import_module("wandb")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"logging to the wandb project {project!r} needs the package wandb, which is not installed: "
-            "pip install 'rlvr_jax[logging]', or leave the project empty."
-        ) from error
-
-
-class Wandb:
-    """A Weights & Biases run that goes on when the run directory's run does. Its service ignores repeated steps.
-
-    Raises as `import_wandb`.
-    """
-
-    def __init__(self, run_dir: pathlib.Path, project: str, config: Mapping[str, Any]) -> None:
-        wandb = import_wandb(project)
-        remembered = run_dir / "wandb_run"
-        name = remembered.read_text().strip() if remembered.exists() else secrets.token_hex(8)
-        remembered.write_text(name + "\n")
-        self._run = wandb.init(
-            project=project, id=name, name=run_dir.name, dir=str(run_dir), config=dict(config), resume="allow"
-        )
-
-    def write(self, step: int, values: Mapping[str, float | int]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What one sees while a run trains: a bar with the time left, and the figures of the last step."""
 
+import math
 import statistics
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
@@ -30,8 +32,12 @@ _RECENT = 20  # steps whose median is the pace: the first ones compile, and eval
 
 
 def figures(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The figures of COLUMNS that are there, as text by label."""
-    return {label: format(metrics[name], form) for label, name, form in COLUMNS if name in metrics}
+    """The figures of COLUMNS that are there, as text by label; "-" for what this step has none of."""
+    return {label: _text(metrics[name], form) for label, name, form in COLUMNS if name in metrics}
+
+
+def _text(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def phases(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -97,18 +103,19 @@ class TrainProgress:
         if self._live:
             self._live.stop()
 
-    def update(self, metrics: Mapping[str, float]) -> None:
-        """One more step is done; these are its figures."""
+    def update(self, metrics: Mapping[str, float], warnings: int = 0) -> None:
+        """One more step is done; these are its figures. `warnings` counts those that are not over."""
         now = self._clock()
         self._pace.append(now - self._last_step)
         self._last_step = now
         self.done += 1
         self._bar.update(self._task, completed=self.done, left=f"{duration(self.seconds_left)} left")
         if self._live:
-            self._live.update(Group(self._bar, _table(metrics)))
+            told = [Text(_warned(warnings), style="yellow")] if warnings else []
+            self._live.update(Group(self._bar, _table(metrics, self._console.width), *told))
         elif self._last_line is None or self.done >= self.total or now - self._last_line >= self._interval:
             self._last_line = now
-            self._console.print(self.line(metrics), soft_wrap=True, markup=False, highlight=False)
+            self._console.print(self.line(metrics, warnings), soft_wrap=True, markup=False, highlight=False)
 
     @property
     def seconds_left(self) -> float:
@@ -116,22 +123,37 @@ class TrainProgress:
         pace = statistics.median(self._pace) if self._pace else 0.0
         return pace * max(self.total - self.done, 0)
 
-    def line(self, metrics: Mapping[str, float]) -> str:
+    def line(self, metrics: Mapping[str, float], warnings: int = 0) -> str:
         """The step as one line of text."""
         words = [f"{self.title} {self.done}/{self.total}"]
         words += [f"{name} {text}" for name, text in (figures(metrics) | phases(metrics)).items()]
-        return "  ".join([*words, f"{duration(self.seconds_left)} left"])
+        return "  ".join(
+            [*words, *[_warned(warnings)] * bool(warnings), f"{duration(self.seconds_left)} left"]
+        )
 
 
-def _table(metrics: Mapping[str, float]) -> Table:
-    """The figures under their labels, and the seconds of the phases below."""
-    shown = figures(metrics)
-    table = Table.grid(padding=(0, 2))
-    for _ in shown:
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row(*shown, style="dim")
-    table.add_row(*shown.values())
+def _warned(count: int) -> str:
+    return f"{count} warning{'s' * (count > 1)}"
+
+
+def _table(metrics: Mapping[str, float], width: int) -> Table:
+    """The figures under their labels, on as many rows as `width` characters ask for, and the seconds of the phases below."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    used = 0
+    for label, text in figures(metrics).items():
+        size = max(len(label), len(text)) + 2
+        if used + size > width and rows[-1]:
+            rows.append([])
+            used = 0
+        rows[-1].append((label, text))
+        used += size
     whole = Table.grid()
-    whole.add_row(table)
+    for row in rows:
+        table = Table.grid(padding=(0, 2))
+        for _ in row:
+            table.add_column(justify="right", no_wrap=True)
+        table.add_row(*(label for label, _ in row), style="dim")
+        table.add_row(*(text for _, text in row))
+        whole.add_row(table)
     whole.add_row("  ".join(f"{name} {text}" for name, text in phases(metrics).items()), style="dim")
     return whole

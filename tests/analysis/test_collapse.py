@@ -108,25 +108,3 @@ def test_the_record_goes_through_json_and_goes_on():
     second = CollapseRecord()
     second.set_state(json.loads(json.dumps(first.get_state())))
     assert [second.add(b) for b in batches[4:]] == expected[4:]
-
-
-@pytest.mark.parametrize("wrong, right, advice", [(3, 1, "easier prompts"), (1, 3, "harder prompts")])
-def test_a_high_early_rate_is_explained_with_what_to_try(wrong, right, advice):
-    record = CollapseRecord()
-    for _ in range(20):
-        record.add(batch_of(wrong=wrong, right=right, mixed=4))
-    text = record.warning()
-    assert text is not None
-    assert text.startswith(
-        "in 50% of the groups of the first 20 steps all answers got the same reward "
-        f"(so far {wrong / 8:.0%} all wrong, {right / 8:.0%} all right): they taught nothing."
-    )
-    for part in ("arXiv:2605.21125", "reported to fall by 3 points", advice, "batch.max_rounds", "avspo"):
-        assert part in text
-
-
-def test_a_low_early_rate_and_a_run_without_any_group_warn_of_nothing():
-    record = CollapseRecord()
-    assert record.warning() is None
-    record.add(batch_of(wrong=1, right=1, mixed=6))
-    assert record.warning() is None

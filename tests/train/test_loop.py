@@ -91,7 +91,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_be_started_with_anoth
     class Failed(Exception):
         pass
 
-    def fail(self):
+    def fail(self, until):
         raise Failed
 
     with monkeypatch.context() as patch:

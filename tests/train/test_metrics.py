@@ -2,9 +2,6 @@
 
 import json
 import math
-import struct
-import sys
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +15,6 @@ from rlvr_jax.train.metrics import (
     Phases,
     RolloutRow,
     RolloutWriter,
-    Wandb,
     plain,
     read_rows,
     without_times,
@@ -35,7 +31,7 @@ def figures(step):
 
 
 def write_steps(run_dir, start, stop):
-    with MetricsWriter(run_dir, start, tensorboard=False) as writer:
+    with MetricsWriter(run_dir, start) as writer:
         for step in range(start, stop):
             writer.write(step, figures(step))
 
@@ -48,7 +44,7 @@ def test_a_line_is_a_flat_object_with_sorted_keys(tmp_path):
 
 
 def test_write_returns_the_numbers(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         assert writer.write(3, figures(3)) == {"reward/mean": 1.0, "time/sample": 1.5, "b": 1}
 
 
@@ -61,7 +57,7 @@ def test_plain_takes_means_arrays_and_numbers():
 
 
 def test_what_is_not_finite_is_null(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         got = writer.write(
             0, {"empty": Mean(total=jnp.zeros(()), count=jnp.zeros(())), "big": math.inf, "fine": 1.0}
         )
@@ -112,7 +108,7 @@ def test_a_line_without_a_step_is_an_error(tmp_path, line):
 
 
 def test_a_metric_may_not_be_called_step(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         with pytest.raises(
             ValueError, match="a metric is called 'step', which is the name of the step itself"
         ):
@@ -168,75 +164,6 @@ def test_any_text_of_a_model_survives(tmp_path, text):
     assert (first["completion"], second["sample"]) == (text, 1)
 
 
-def events(folder):
-    """(step, tag, value) of every scalar and (step, "start", None) of every session, file by file as TensorBoard reads."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    out = []
-    for path in sorted(folder.iterdir()):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (size,) = struct.unpack_from("<Q", data, at)
-            event = Event.FromString(
-                data[at + 12 : at + 12 + size]
-            )  # length 8, its checksum 4, event, checksum 4
-            at += 16 + size
-            out += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
-            out += [(event.step, "start", None)] if event.HasField("session_log") else []
-    return out
-
-
-def test_tensorboard_gets_finite_scalars_and_is_told_which_steps_are_repeated(tmp_path):
-    for start, stop in ((0, 3), (2, 4)):
-        with MetricsWriter(tmp_path, start) as writer:
-            for step in range(start, stop):
-                writer.write(step, {"a/b": 0.5 + step, "nothing": math.nan})
-    seen = [
-        (0, "a/b", 0.5),
-        (1, "a/b", 1.5),
-        (2, "a/b", 2.5),
-        (2, "start", None),
-        (2, "a/b", 2.5),
-        (3, "a/b", 3.5),
-    ]
-    assert events(tmp_path / "tensorboard") == seen
-
-
-def test_without_wandb_the_error_says_what_to_install_and_nothing_is_cut_off(tmp_path, monkeypatch):
-    write_steps(tmp_path, 0, 3)
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError) as error:
-        MetricsWriter(tmp_path, 1, wandb="mazes")
-    assert str(error.value) == (
-        "logging to the wandb project 'mazes' needs the package wandb, which is not installed: "
-        "pip install 'rlvr_jax[logging]', or leave the project empty."
-    )
-    assert len(read_rows(tmp_path / METRICS)) == 3
-
-
-def test_wandb_goes_on_under_the_same_id(tmp_path, monkeypatch):
-    started, logged = [], []
-    run = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: None)
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **settings: started.append(settings) or run
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    for start in (0, 1):
-        with MetricsWriter(tmp_path, start, tensorboard=False, wandb="mazes", config={"seed": 3}) as writer:
-            writer.write(start, {"a": 1.0, "b": math.nan})
-    assert [(s["project"], s["resume"], s["config"]) for s in started] == [
-        ("mazes", "allow", {"seed": 3})
-    ] * 2
-    assert started[0]["id"] == started[1]["id"]
-    assert logged == [(0, {"a": 1.0}), (1, {"a": 1.0})]
-
-
-def test_wandb_is_not_imported_unless_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    write_steps(tmp_path, 0, 1)
-    with pytest.raises(ModuleNotFoundError):
-        Wandb(tmp_path, "mazes", {})
-
-
 def test_phases_add_up_and_start_anew():
     now = iter([0.0, 1.0, 3.0, 3.0, 3.5, 4.0, 6.0, 10.0, 11.0])
     phases = Phases(lambda: next(now))
@@ -257,7 +184,7 @@ def test_a_phase_that_fails_is_still_counted():
 
 
 def test_lines_are_json_that_other_programs_read(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         writer.write(0, {"a": math.nan})
 
     def refuse(word):

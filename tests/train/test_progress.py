@@ -55,8 +55,22 @@ def test_the_figures_of_a_step():
     assert phases(METRICS) == {"sample": "0.81s", "update": "1.20s"}
 
 
-def test_what_was_not_measured_is_left_out_and_nan_is_shown():
-    assert figures({"policy/kl_ref": float("nan")}) == {"KL ref": "nan"}
+def test_what_was_not_measured_is_left_out_and_what_has_no_value_is_a_dash():
+    assert figures({"policy/kl_ref": float("nan")}) == {"KL ref": "-"}
+
+
+def test_figures_that_are_too_wide_for_a_terminal_go_on_a_second_row_and_warnings_are_counted():
+    out = io.StringIO()
+    console = Console(file=out, width=58, force_terminal=True, color_system=None)
+    with TrainProgress("f_grpo", 1, console=console) as progress:
+        progress.update(METRICS, warnings=2)
+    end = out.getvalue().split("1/1")[-1].splitlines()
+    assert [word for line in end[1:5] for word in line.split()] == [
+        *"reward pass ACR entropy KL old clip length 0.312 31.0% 25.0% 1.200 1.2e-03 0.4% 38.2".split(),
+        *"grad tokens/s 0.51 12,346".split(),
+    ]
+    assert "2 warnings" in out.getvalue()
+    assert "  1 warning  0:00 left" in progress.line(METRICS, warnings=1)
 
 
 def test_without_a_terminal_lines_are_printed_now_and_then():
