@@ -4,6 +4,7 @@ import json
 import re
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -119,15 +120,26 @@ def wandb_records(path):
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, out = path.read_bytes(), 7, []
-    while at < len(data):
+    while at + 7 <= len(data):
         if (left := 32768 - at % 32768) < 7:
             at += left
             continue
         _, size, kind = struct.unpack_from("<IHB", data, at)
         assert kind == 1
+        if at + 7 + size > len(data):  # half of it is written
+            break
         out.append(Record.FromString(data[at + 7 : at + 7 + size]))
         at += 7 + size
     return out
+
+
+def finished(path):
+    """The records of a session, as soon as its last one is there: another process writes them."""
+    deadline = time.monotonic() + 60
+    while (records := wandb_records(path))[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return records
 
 
 def test_wandb_works_without_a_network_and_goes_on_under_the_same_id(tmp_path, monkeypatch):
@@ -135,7 +147,7 @@ def test_wandb_works_without_a_network_and_goes_on_under_the_same_id(tmp_path, m
     monkeypatch.setenv("WANDB_SILENT", "true")
     for start in (0, 1):
         write(Logging(tensorboard=False, wandb="mazes"), tmp_path / "run", start, start + 1)
-    sessions = [wandb_records(p) for p in sorted(tmp_path.rglob("*.wandb"))]
+    sessions = [finished(p) for p in sorted(tmp_path.rglob("*.wandb"))]
     assert len(sessions) == 2
     runs = [r.run for records in sessions for r in records if r.WhichOneof("record_type") == "run"]
     assert {(r.run_id, r.project, r.display_name) for r in runs} == {
