@@ -136,7 +136,7 @@ def wandb_records(path):
 def finished(path):
     """The records of a session, as soon as its last one is there: another process writes them."""
     deadline = time.monotonic() + 60
-    while (records := wandb_records(path))[-1].WhichOneof("record_type") != "exit":
+    while "exit" not in [record.WhichOneof("record_type") for record in (records := wandb_records(path))]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return records
