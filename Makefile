@@ -10,7 +10,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # Debian packages that tests need; without them those tests skip and say why.
-DEBIAN_PACKAGES := bubblewrap slurm-wlm munge
+DEBIAN_PACKAGES := bubblewrap slurm-wlm munge chromium
 SHELL_SCRIPTS := .ci/run $(wildcard launch/*.sh launch/*.sbatch)
 
 DEMO := -m rlvr_jax.cli train configs/quickstart.yaml --json

@@ -22,6 +22,7 @@ from rlvr_jax.commands import (
     Eval,
     Export,
     Plan,
+    Report,
     Reproduce,
     Sample,
     Train,
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Bench: _bench,
         Plan: _plan,
         Data: _data,
+        Report: _report,
     }[type(command)]
     try:
         with _joined(command):
@@ -81,6 +83,7 @@ def _failed(error: BaseException) -> int:
 def _train(command: Train, rest: Sequence[str]) -> int:
     from rlvr_jax.configfile import load
     from rlvr_jax.distributed import is_first
+    from rlvr_jax.report.page import REPORT, is_quick, write_report
     from rlvr_jax.train.loop import fit
     from rlvr_jax.train.stop import STOPPED
     from rlvr_jax.train.summary import print_summary, summarize
@@ -91,8 +94,14 @@ def _train(command: Train, rest: Sequence[str]) -> int:
         return STOPPED
     if not is_first():
         return 0
-    summary = summarize(pathlib.Path(config.run_dir), f"{config.task.name}: {command.config.stem}")
-    print_summary(summary, Console())
+    run_dir = pathlib.Path(config.run_dir)
+    summary = summarize(run_dir, f"{config.task.name}: {command.config.stem}")
+    if is_quick(run_dir):
+        write_report([run_dir], run_dir / REPORT)
+    console = Console()
+    print_summary(summary, console)
+    wanted = str(run_dir / REPORT) if is_quick(run_dir) else f"rlvr-jax report {run_dir}"
+    console.print(f"report: {wanted}", soft_wrap=True, highlight=False, markup=False)
     if command.json:
         print(json.dumps(summary))
     return 0
@@ -226,6 +235,20 @@ def _plan(command: Plan, rest: Sequence[str]) -> int:
     from rlvr_jax.plan.command import run
 
     return run(command.config, command.options, rest)
+
+
+def _report(command: Report, rest: Sequence[str]) -> int:
+    from rlvr_jax.report.page import REPORT, write_report
+
+    if rest:
+        raise ValueError(f"report has no option {' '.join(rest)!r}: see rlvr-jax report --help.")
+    if not command.runs:
+        raise ValueError("report takes a run directory, or several.")
+    first = command.runs[0]
+    output = command.output or (first if len(command.runs) == 1 else first.parent) / REPORT
+    write_report(command.runs, output)
+    print(output)
+    return 0
 
 
 def _data(command: Data, rest: Sequence[str]) -> int:

@@ -156,6 +156,17 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Report:
+    """Write one HTML file about runs that are done or in progress: results, curves, collapse, times, answers, settings. It
+    needs nothing but itself. Runs that differ by seed alone share a colour. Its path is printed."""
+
+    runs: Annotated[Positional[tuple[pathlib.Path, ...]], arg(metavar="RUN [RUN ...]")]
+    """Run directories."""
+    output: pathlib.Path | None = None
+    """HTML file; else report.html in the run, or of several runs beside the first."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataBuild:
     """Write both splits of a data set as a TFDS directory of ArrayRecord files, which is read at random and not into memory;
     its path, for a task's `path`, is printed. All or nothing."""
@@ -220,4 +231,5 @@ Command = (
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Plan, subcommand("plan")]
     | Annotated[Data, subcommand("data")]
+    | Annotated[Report, subcommand("report")]
 )

@@ -292,9 +292,11 @@ class Logging:
     beside the run directory."""
     show_every: int = 10
     """Steps between sampled answers and histograms in these services; 0: figures alone. rollouts.jsonl has all answers."""
+    credit_answers: int = 2
+    """Answers of each step whose tokens are kept with their credit, in credit.jsonl."""
 
     def __post_init__(self):
-        _positive(self, "logging", "show_every", least=0)
+        _positive(self, "logging", "show_every", "credit_answers", least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,9 @@ def test_training_ends_with_a_line_of_json(trained):
     assert not (folder / "tensorboard").exists()  # the override
     text = "\n".join(lines[:-1])
     assert "pass@1" in text and str(folder) in text
+    assert f"report: {folder / 'report.html'}" in text
+    page = (folder / "report.html").read_text()  # about a real run: nothing that the report draws is missing
+    assert "No data" not in page and page.count('class="answer"') >= 2
 
 
 def test_evaluating_a_run_again_gives_what_it_wrote_at_its_end(trained):

@@ -41,10 +41,6 @@ MODULES = {
 }
 """Import names that are not the package's name with underscores."""
 
-NOT_IMPORTED = {
-    "jinja2": "imported by transformers, which asks for it only when a chat template is rendered",
-}
-
 
 def listing():
     """Files of the repository: what git tracks, or in an unpacked archive what lies there."""
@@ -143,10 +139,7 @@ def module(requirement):
 )
 def test_each_dependency_is_used(requirement):
     used = module(requirement) in top_modules()
-    if canonicalize_name(requirement.name) in NOT_IMPORTED:
-        assert not used, f"{requirement.name} is imported now: take it out of NOT_IMPORTED."
-    else:
-        assert used, f"nothing in rlvr_jax imports {requirement.name}: drop it from pyproject.toml."
+    assert used, f"nothing in rlvr_jax imports {requirement.name}: drop it from pyproject.toml."
 
 
 def test_each_import_is_a_declared_dependency():

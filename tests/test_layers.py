@@ -19,7 +19,7 @@ LAYERS = (
     {"config"},
     {"configfile"},
     {"train"},
-    {"plan"},
+    {"plan", "report"},
     {"commands"},
     {"cli"},
 )
@@ -33,6 +33,7 @@ HEAVY = {
     "math_verify",
     "matplotlib",
     "mlflow",
+    "plotly",
     "tensorboardX",
     "tensorflow",
     "tensorflow_datasets",

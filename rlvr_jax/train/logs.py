@@ -18,6 +18,7 @@ from rlvr_jax.distributed import is_first
 from rlvr_jax.rollout.collect import Collected, decode
 from rlvr_jax.rollout.prompts import PromptBatch
 from rlvr_jax.train.advice import Watch
+from rlvr_jax.train.credits import CreditRow, CreditWriter
 from rlvr_jax.train.metrics import (
     METRICS,
     WARNINGS,
@@ -75,6 +76,7 @@ class Logs:
         learned: Metrics,
         collapse: CollapseRecord,
         times: dict[str, float],
+        credited: Sequence[CreditRow] = (),
     ) -> None:
         """Everything about one finished step, which is counted in `collapse`. Figures of answers are about all that were
         sampled, whether they were trained on or not."""
@@ -91,6 +93,7 @@ class Logs:
         if self._files is not None:
             rows = [row for r in rounds for row in _rows(program, r.prompts, r.found)]
             self._files.write(step, {**sampled, **learned, **others, **times}, rows)
+            self._files.credits.write(step, credited)
 
     def _collapsed(self, rounds: Sequence[Round]) -> Collapsed:
         size = self._program.spec.group_size
@@ -113,6 +116,7 @@ class _Files:
             for row in read_rows(run_dir / METRICS):
                 self._watch.add(row)
             self._rollouts = stack.enter_context(RolloutWriter(run_dir, first))
+            self.credits = stack.enter_context(CreditWriter(run_dir, first))
             self._progress = stack.enter_context(TrainProgress(config.task.name, config.steps, first))
             self._stack = stack.pop_all()
 

@@ -15,6 +15,7 @@ from rlvr_jax.rollout.judge import Judge, judging
 from rlvr_jax.rollout.refill import Filled
 from rlvr_jax.train.batches import Batches, batches_of, check_processes
 from rlvr_jax.train.checkpoint import Checkpoints, was_started
+from rlvr_jax.train.credits import CreditRow, credited
 from rlvr_jax.train.evaluate import check_held_out, evaluate, load_evaluations, save_evaluation
 from rlvr_jax.train.logs import Logs, check_logging, counting, merge, say, warn_about
 from rlvr_jax.train.metrics import Phases
@@ -84,6 +85,7 @@ class Run:
         self.phases = Phases()
         self.collapse = CollapseRecord()
         self.told = False
+        self.credited: tuple[CreditRow, ...] = ()
         self.reference: Any = None
 
     def train(self, until: int | None = None) -> Outcome:
@@ -108,7 +110,7 @@ class Run:
                 state, learned = self.learn(state, batch.filled)
                 # ---- write down -----------------------------------------------------------------------------
                 learned, times = {**batch.metrics, **learned}, {**batch.times, **self.phases.collect()}
-                logs.write(step, batch.rounds, learned, self.collapse, times)
+                logs.write(step, batch.rounds, learned, self.collapse, times, self.credited)
                 done = step + 1
                 if self.stop.agreed():
                     return self.stopped(done, state)
@@ -148,6 +150,10 @@ class Run:
         with self.phases("credit"):
             credit, objective, metrics = program.credit(rollout, stats, state.objective)
             metrics, live = jax.device_get((metrics, program.live(credit)))
+            if is_first():
+                wanted = self.config.logging.credit_answers
+                version, size = filled.groups.version, batch.group_size
+                self.credited = credited(program.tokenizer, told, version, credit, size, wanted)
         state = dataclasses.replace(state, objective=objective, step=state.step + 1)
         # Mini-batch j holds group j and every minibatches-th group after it.
         trained = range(min(batch.minibatches, filled.kept))

@@ -1,0 +1,1 @@
+"""`rlvr-jax report`: runs as one page that is looked at."""
