@@ -136,10 +136,12 @@ def wandb_records(path):
 def finished(path):
     """The records of a session, as soon as its last one is there: another process writes them."""
     deadline = time.monotonic() + 60
-    while "exit" not in [record.WhichOneof("record_type") for record in (records := wandb_records(path))]:
+    while True:
+        records = wandb_records(path)
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return records
 
 
 def test_wandb_works_without_a_network_and_goes_on_under_the_same_id(tmp_path, monkeypatch):
