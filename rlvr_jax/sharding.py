@@ -4,7 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -13,6 +13,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 
 RULES: dict[str, tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),  # rows of a rollout, and prompts
+    "replicas": ("data",),  # the same rows, where `fsdp` splits their width
     "embed": ("fsdp",),  # model width of a *parameter*
     "mlp": ("tensor",),
     "heads": ("tensor",),
@@ -96,6 +97,26 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
+
+
+def in_use(x: jax.Array, stored: tuple[str | None, ...], used: tuple[str | None, ...]) -> jax.Array:
+    """A weight in the layout in which it is computed with. Its gradient goes straight back into that in which it is stored.
+
+    `constrain` alone would have the gradient in the layout of its use too: summed whole on every device, twice the bytes of
+    a sum of which each device gets its part.
+    """
+    return cast(jax.Array, _in_use(x, stored, used))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _in_use(x: jax.Array, stored: tuple[str | None, ...], used: tuple[str | None, ...]) -> jax.Array:
+    return constrain(x, *used)
+
+
+_in_use.defvjp(
+    lambda x, stored, used: (constrain(x, *used), None),
+    lambda stored, used, _, g: (constrain(g, *stored),),
+)
 
 
 def batch_shards(mesh: Mesh) -> int:

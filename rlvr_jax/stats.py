@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rlvr_jax.products import product_by_rows
+from rlvr_jax.sharding import in_use
 from rlvr_jax.types import Stat, pytree
 
 _MOMENTS: Mapping[Stat, frozenset[str]] = {
@@ -76,7 +77,8 @@ def token_stats(
         COLLISION       sum_v p_v^2                   in [1/V, 1]
 
     `chunk` bounds how many vocabulary entries are held at a time: the largest array is [B, T, chunk], in the gradient
-    too (each chunk is recomputed there). Every chunk takes its share of every shard of the head (see `_Chunks`).
+    too (each chunk is recomputed there). Every chunk takes its share of every shard of the head (see `_Chunks`), and no more of
+    it than a chunk is gathered over what splits its width.
     Differentiable in `hidden` and `head`. Raises ValueError for a temperature or a chunk that is not positive.
     """
     if not temperature > 0:
@@ -92,6 +94,7 @@ def token_stats(
     @jax.checkpoint
     def body(acc: Moments, xs) -> tuple[Moments, None]:
         i, rows = xs
+        rows = in_use(rows, ("vocab", "embed"), ("vocab", None))
         z = logits_of(wide.astype(hidden.dtype), rows, softcap=softcap) / temperature
         return _accumulate(acc, z, chunks.real(i), chunks.find(targets, i), moments), None
 

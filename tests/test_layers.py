@@ -12,8 +12,8 @@ PACKAGE = ROOT / "rlvr_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    {"types", "registry", "numerics", "products", "cluster"},
-    {"sharding", "stats", "distributed"},
+    {"types", "registry", "numerics", "products", "sharding", "cluster"},
+    {"stats", "distributed"},
     {"objective", "models", "tasks"},
     {"rollout", "analysis"},
     {"config"},

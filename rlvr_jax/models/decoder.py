@@ -23,7 +23,7 @@ from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
 from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate, step_in_text
 from rlvr_jax.products import Turned, product, turned_product
-from rlvr_jax.sharding import constrain, named
+from rlvr_jax.sharding import constrain, in_use, named
 from rlvr_jax.types import pytree
 
 _ENTRY, _PRODUCT = "layer_entry", "product"
@@ -134,12 +134,12 @@ class Decoder(nnx.Module):
         return self._run(tokens, prefix, segments, owners, emit=lambda k, v: None)[0]
 
     def head(self) -> Float[Array, "V D"]:
-        """The output matrix: logits are `hidden @ head.T`. The embedding itself where the two are tied."""
+        """The output matrix, as it is stored: logits are `hidden @ head.T`. The embedding itself where the two are tied."""
         return self.table(self.embedding if self.config.tied_embeddings else self.unembedding)
 
-    def table(self, param: nnx.Param) -> Array:
-        """In the compute dtype, split over the vocabulary only: rows of a batch use the other axis of its storage."""
-        return constrain(param[...].astype(self.dtype), "vocab", None)
+    def table(self, param: nnx.Param) -> Float[Array, "V D"]:
+        """In the compute dtype."""
+        return param[...].astype(self.dtype)
 
     def _run(
         self,
@@ -163,12 +163,17 @@ class Decoder(nnx.Module):
         if (policy := REMAT[self.remat]) is not None:  # a scan already keeps the two computations apart
             body = jax.checkpoint(body, policy=policy, prevent_cse=False)
         layers = self.stacked(), prefix.keys, prefix.values, self.windows()
-        x, kept = jax.lax.scan(body, self.embed(self.table(self.embedding), tokens), layers)
+        x, kept = jax.lax.scan(body, self.embed(self._looked_up(tokens)), layers)
         return self.norm(x, self.final_norm[...]), kept
 
-    def embed(self, table: Float[Array, "V D"], tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """The residual stream at its start."""
-        x = table[tokens]
+    def _looked_up(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Rows of the embedding. Each device looks up its part of the width for the rows of all that share the table with it:
+        so rows are exchanged, which are few beside the table."""
+        x = self.table(self.embedding)[constrain(tokens, "replicas", None)]
+        return constrain(x, "replicas", None, "embed")
+
+    def embed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The residual stream at its start, from rows of the embedding."""
         if self.config.embedding_scale != 1:
             x = x * jnp.asarray(self.config.embedding_scale, self.dtype)
         return constrain(x, "batch", None, "act")
@@ -283,7 +288,9 @@ class Decoder(nnx.Module):
         out = {}
         for name, leaf in self.layout().items():
             axes = tuple(None if axis == "embed" else axis for axis in leaf.axes)
-            out[name] = w[name] if name.endswith("norm") else constrain(w[name].astype(self.dtype), *axes)
+            out[name] = (
+                w[name] if name.endswith("norm") else in_use(w[name].astype(self.dtype), leaf.axes, axes)
+            )
         return out
 
     def layout(self) -> dict[str, Leaf]:

@@ -61,7 +61,7 @@ class SharedPrompts:
 def decode_weights(model: Decoder) -> DecodeWeights:
     """Once for all steps with the same parameters."""
     stacked, layout = model.stacked(), model.layout()
-    table, head = model.table(model.embedding), model.head()
+    table, head = (constrain(x, "vocab", None) for x in (model.table(model.embedding), model.head()))
     final_norm = model.final_norm[...]
     if platform_in_use() != "cpu":
         rounded = {n: w if n.endswith("norm") else w.astype(model.dtype) for n, w in stacked.items()}
@@ -188,7 +188,7 @@ def decode(
         out = attend_one(q[:, 0], shared, mine, *places.seen(window), c.score_scale)
         return model.finish(w, x, out[:, None]), own
 
-    x = model.embed(weights.table, tokens[:, None])
+    x = model.embed(weights.table[tokens[:, None]])
     if isinstance(weights.layers, tuple) and isinstance(cache, tuple) and isinstance(prompts.layers, tuple):
         new = []
         for i, (w, shared, own) in enumerate(zip(weights.layers, prompts.layers, cache, strict=True)):
@@ -239,19 +239,37 @@ def _put(
     position: Int[Array, " B"],
 ) -> KeysValues:
     """The cache with one more token of each row, in place."""
-    rows = jnp.arange(k.shape[0])
     k, key_scale = _stored(k, own.keys.dtype)
     v, value_scale = _stored(v, own.values.dtype)
 
-    def scale(old: Array | None, new: Array | None) -> Array | None:
-        return None if old is None else old.at[(*at, rows, slice(None), position)].set(new)
+    def put(old: Array | None, new: Array | None, axis: int) -> Array | None:
+        return None if old is None or new is None else _put_at(old, new, at, position, old.ndim + axis)
 
     return KeysValues(
-        keys=own.keys.at[(*at, rows, slice(None), slice(None), position)].set(k),
-        values=own.values.at[(*at, rows, slice(None), position)].set(v),
-        key_scale=scale(own.key_scale, key_scale),
-        value_scale=scale(own.value_scale, value_scale),
+        keys=put(own.keys, k, -1),
+        values=put(own.values, v, -2),
+        key_scale=put(own.key_scale, key_scale, -1),
+        value_scale=put(own.value_scale, value_scale, -1),
     )
+
+
+def _put_at(old: Array, new: Array, at: tuple, position: Int[Array, " B"], axis: int) -> Array:
+    """`old[at]` with `new` of row b at place `position[b]` of `axis`.
+
+    The rows are a batch of the scatter and none of its indices: so the compiler knows that each writes into itself, where
+    it would gather what is new of all rows onto every device, at every layer and step.
+    """
+    layer = tuple(range(len(at)))
+    index = jnp.stack([*(jnp.full_like(position, i) for i in at), position], axis=-1)
+    dimensions = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, new.ndim)),
+        inserted_window_dims=(*layer, axis),
+        scatter_dims_to_operand_dims=(*layer, axis),
+        operand_batching_dims=(len(at),),
+        scatter_indices_batching_dims=(0,),
+    )
+    drop = jax.lax.GatherScatterMode.FILL_OR_DROP
+    return jax.lax.scatter(old, index, new, dimensions, unique_indices=True, mode=drop)
 
 
 def attend_one(
