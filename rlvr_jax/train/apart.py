@@ -164,9 +164,8 @@ def _parameters(first: pathlib.Path, second: pathlib.Path, step: int) -> Paramet
     """Read one array at a time: a model need not be in memory twice."""
     folders = [(run / FOLDER / str(step) / "state").absolute() for run in (first, second)]
     with ocp.PyTreeCheckpointer() as reader:
-        described = (
-            ocp.PyTreeCheckpointHandler()
-        )  # the checkpointer itself looks for a file that only whole steps have
+        # The checkpointer itself would look for a file that only whole steps have. Any path will do.
+        described: Any = ocp.PyTreeCheckpointHandler()
         names = [{n for n in described.metadata(f).tree if n.startswith("params")} for f in folders]
         if names[0] != names[1]:
             (other, *_) = sorted(names[0] ^ names[1])
