@@ -8,16 +8,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # libtpu compiles for TPUs here: several processes may do so at once, and none asks Google's metadata server for a TPU.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-# Most of a test's time is XLA's compiler. The programs stay what they are, their machine code is not polished.
+# Most of a test's time is XLA's compiler. The programs stay what they are, their machine code is not polished, and what
+# one test has compiled serves the others, the processes that tests start, and the next time.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
-import jax
-import pytest
-
-# After the import, so for the processes that tests start: they run a few programs again and again.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).resolve().parents[1] / ".cache" / "compiled")
 )
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+import jax
+import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

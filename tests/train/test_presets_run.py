@@ -7,7 +7,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from rlvr_jax.configfile import parse
 from rlvr_jax.objective.presets import PRESETS
@@ -23,34 +22,16 @@ STEPS, HALF = 20, 10
 TINY = {
     "steps": STEPS,
     "task": {"name": "maze", "size": 5, "test_size": 1},
-    "model": {"scratch": {"num_layers": 2, "dim": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_dim": 64}},
+    "model": {"scratch": {"num_layers": 1, "dim": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_dim": 64}},
     "sampling": {"max_new_tokens": 12},
     "prompts": {"max_tokens": 64},
     # Two updates for each batch: on the first and only one, half of the presets are GRPO.
     "batch": {"prompts": 8, "group_size": 4, "minibatches": 2},
     "optimizer": {"learning_rate": 1e-3},
-    "warmup": {"steps": 60, "batch": 16, "learning_rate": 3e-3},
+    "warmup": {"steps": 24, "batch": 16, "learning_rate": 6e-3},
     "checkpoint": {"every": HALF, "keep": 5},
     "logging": {"tensorboard": False},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """What presets have in common (all but `credit` and `update`), and all of a run that is resumed, is compiled once."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0, 0), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def config(name: str, run_dir: pathlib.Path):

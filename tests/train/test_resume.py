@@ -50,7 +50,7 @@ def start(folder: pathlib.Path, *words: str) -> subprocess.Popen:
     config.write_text(yaml.safe_dump(CONFIG | {"run_dir": str(folder / "run")}))
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "train", str(config), *words],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -173,7 +173,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(whole, tmp_path):
     words = ["--logging.tensorboard", "false"]
     done = subprocess.run(
         [sys.executable, "-c", limited, "train", str(config), *words],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=300,
