@@ -19,7 +19,8 @@ from rlvr_jax.objective.presets import PRESETS
 from rlvr_jax.tasks.arithmetic import Arithmetic
 from rlvr_jax.tasks.maze import Maze
 
-CONFIGS = sorted((pathlib.Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = [*sorted(FOLDER.glob("*.yaml")), *sorted(FOLDER.glob("papers/*.yaml"))]
 
 
 def refused(message, function, *arguments):

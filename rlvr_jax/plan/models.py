@@ -4,6 +4,7 @@ Each entry is what the model's own `config.json` says, at https://huggingface.co
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-1.5B": _sizes(28, 1536, 12, 2, 8960, 151936) | _qwen("qwen2", 131072, 1e6, True, _BASE),
     "Qwen/Qwen2.5-3B": _sizes(36, 2048, 16, 2, 11008, 151936) | _qwen("qwen2", 32768, 1e6, True, _BASE),
     "Qwen/Qwen2.5-7B": _sizes(28, 3584, 28, 4, 18944, 152064) | _qwen("qwen2", 131072, 1e6, False, _BASE),
+    "Qwen/Qwen2.5-14B": _sizes(48, 5120, 40, 8, 13824, 152064) | _qwen("qwen2", 131072, 1e6, False, _BASE),
     "Qwen/Qwen2.5-Math-1.5B": _sizes(28, 1536, 12, 2, 8960, 151936) | _qwen("qwen2", 4096, 1e4, True, _BASE),
     "Qwen/Qwen2.5-Math-7B": _sizes(28, 3584, 28, 4, 18944, 152064) | _qwen("qwen2", 4096, 1e4, False, _BASE),
     "Qwen/Qwen3-0.6B": _sizes(28, 1024, 16, 8, 3072, 151936) | _qwen("qwen3", 40960, 1e6, True, _CHAT),
@@ -75,7 +77,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 
 def described(config: Config, name: str | None = None) -> Described:
     """The model of a config, from its files where they are; else of one of `MODELS`, which is `name` or what `model.path`
-    ends with (an `-Instruct` has the shape of its base). A tokenizer is then not there, and nothing asks for one.
+    ends with (`-Base`, `-Instruct` and `-Instruct-1M` have one shape). A tokenizer is then not there, and nothing asks for one.
 
     Raises ValueError where neither is known.
     """
@@ -84,7 +86,7 @@ def described(config: Config, name: str | None = None) -> Described:
         return Described.of(config)
     wanted = (name or path or "").rstrip("/").split("/")[-1]
     short = {full.split("/")[-1].lower(): full for full in MODELS}
-    found = short.get(wanted.lower().removesuffix("-instruct"))
+    found = short.get(re.sub("(-base|-instruct|-instruct-1m)$", "", wanted.lower()))
     if found is None:
         near = nearest(wanted, list(MODELS))
         what = f"--model {name!r}" if name else f"model.path={path!r} is not here, and its name"
