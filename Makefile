@@ -17,10 +17,6 @@ DEMO := -m rlvr_jax.cli train configs/quickstart.yaml --json
 DEMO_LLM_MODEL := smollm2-135m-instruct
 DEMO_LLM := -m rlvr_jax.cli train configs/smollm2_arithmetic.yaml --json
 
-# On a CPU every step allocates its buffers anew. glibc's malloc would return them to the kernel each time, and take a
-# fifth of the processor's time to get them back; with these settings (of malloc, not of the program) it keeps them.
-KEEP_BUFFERS := MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=2147483647
-
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Neighbouring tests stay in one process, which makes what they share once; who is done first takes of the other's.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -37,11 +33,11 @@ help:  ## this list
 setup: $(VENV)/ready-test  ## the development environment in .venv: package, tests, linters
 
 demo: $(DEMO_READY)  ## train a small transformer on mazes until it gets better at them
-	$(KEEP_BUFFERS) $(BIN)/python $(DEMO) $(ARGS)
+	$(BIN)/python $(DEMO) $(ARGS)
 
 demo-llm: $(DEMO_READY)  ## train SmolLM2-135M-Instruct on arithmetic
 	$(BIN)/python -m rlvr_jax.models.fetch $(DEMO_LLM_MODEL)
-	$(KEEP_BUFFERS) $(BIN)/python $(DEMO_LLM) $(ARGS)
+	$(BIN)/python $(DEMO_LLM) $(ARGS)
 
 test: system $(VENV)/ready-test  ## all tests: the quick ones, then those marked slow
 	$(PYTEST) -m "not slow"

@@ -4,17 +4,12 @@
     python bench/sampler.py --model MODEL --dtype float32       # words for `rlvr-jax bench sampler`
 
 That is `rlvr-jax bench sampler` once for each preset, in a process of its own so that peaks of memory are apart, and once
-for groups of 1, 4 and 16. On a CPU glibc's malloc is told to keep its buffers, as `make demo` does; it reads that when a
-process starts, so whoever runs the command alone sets the three variables of `KEEP_BUFFERS` in front of it. A line of JSON
-for each run, on standard output; progress on standard error.
+for groups of 1, 4 and 16. A line of JSON for each run, on standard output; progress on standard error.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
-
-from rlvr_jax.rollout.bench.process import KEEP_BUFFERS
 
 RUNS = (
     ("--preset", "batch-64"),
@@ -28,7 +23,7 @@ def run_all(what: str, runs: Sequence[Sequence[str]], words: Sequence[str]) -> i
     """`rlvr-jax bench WHAT` for each of the runs; the first exit status that is not 0."""
     for run in runs:
         command = [sys.executable, "-m", "rlvr_jax.cli", "bench", what, "--json", *run, *words]
-        status = subprocess.run(command, env=KEEP_BUFFERS | os.environ).returncode
+        status = subprocess.run(command).returncode
         if status:
             return status
     return 0

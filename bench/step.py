@@ -3,7 +3,7 @@
     python bench/step.py                                        # SmolLM2-135M's shape, random weights
     python bench/step.py --model MODEL --dtype float32          # words for `rlvr-jax bench step`
 
-Only ours: what other trainers take for the same step, their own scripts have to say. See `bench/sampler.py` for malloc. A line
+Only ours: what other trainers take for the same step, their own scripts have to say. A line
 of JSON on standard output; progress on standard error.
 """
 

@@ -4,7 +4,7 @@
     python bench/update.py --model MODEL --dtype float32        # words for `rlvr-jax bench update`
 
 That is `rlvr-jax bench update` once for each preset, and once for the scaling table, each in a process of its own so that peaks
-of memory are apart; see `bench/sampler.py` for malloc. A line of JSON for each run, on standard output; progress on standard
+of memory are apart. A line of JSON for each run, on standard output; progress on standard
 error. On two cores torch takes minutes for a step on the realistic batch, padded, so 32 of its rows are timed.
 """
 

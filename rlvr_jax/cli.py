@@ -28,6 +28,7 @@ from rlvr_jax.commands import (
     Train,
     Variants,
 )
+from rlvr_jax.memory import keep_buffers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Data: _data,
         Report: _report,
     }[type(command)]
+    if isinstance(command, Train | Eval | Reproduce | Sample | Bench):
+        keep_buffers()
     try:
         with _joined(command):
             return run(command, rest)

@@ -3,8 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import pathlib
-import re
 import sys
 
 import numpy as np
@@ -52,12 +50,6 @@ def test_options_change_a_preset_and_those_that_are_not_given_do_not():
     bench = SamplerBench(preset="long-tail", group=2, lengths="fixed")
     assert bench.workload == Workload(8, 2, 256, 256, "fixed")
     assert SamplerBench(preset="distinct-64").workload == PRESETS["distinct-64"]
-
-
-def test_malloc_is_told_what_the_makefile_tells_it():
-    text = (pathlib.Path(__file__).resolve().parents[1] / "Makefile").read_text()
-    (line,) = re.findall(r"^KEEP_BUFFERS := (.*)$", text, re.MULTILINE)
-    assert dict(word.split("=") for word in line.split()) == process.KEEP_BUFFERS
 
 
 # ---- ours --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "rlvr_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    {"types", "registry", "numerics", "products", "sharding", "cluster"},
+    {"types", "registry", "numerics", "products", "sharding", "cluster", "memory"},
     {"stats", "distributed"},
     {"objective", "models", "tasks"},
     {"rollout", "analysis"},

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlvr_jax.models.kernels import cudnn, over_windows
 from rlvr_jax.models.positions import Places
+from rlvr_jax.models.remat import OPERAND, keep
 from rlvr_jax.products import contract, platform_in_use, precision_of
 
 
@@ -91,7 +92,7 @@ def dense(
 def _softmax_mean_forward(q: Array, k: Array, v: Array, seen: Array, scale: float) -> tuple[Array, Any]:
     """Of q [B K R T H] and k, v [B K U H]."""
     scores = jnp.where(seen, _by_head(q, k, -1) * scale, -jnp.inf)
-    weight = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    weight = keep(jax.nn.softmax(scores, axis=-1).astype(q.dtype), OPERAND)
     out = _by_head(weight, v, -2).astype(q.dtype)
     return out, (q, k, v, weight, out)
 

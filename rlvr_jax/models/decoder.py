@@ -7,13 +7,12 @@ prompt positions never reach the head.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
@@ -22,24 +21,10 @@ from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.layout import Leaf, layer_layout, outer_layout
 from rlvr_jax.models.lora import A, B, Lora, adapter_layout
 from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate, step_in_text
+from rlvr_jax.models.remat import ENTRY, OPERAND, PRODUCT, REMAT, keep, kept_by, stream
 from rlvr_jax.products import Turned, product, turned_product
 from rlvr_jax.sharding import constrain, in_use, named
 from rlvr_jax.types import pytree
-
-_ENTRY, _PRODUCT = "layer_entry", "product"
-REMAT: Mapping[str, Callable | None] = {
-    "none": None,
-    "dots": jax.checkpoint_policies.save_only_these_names(_PRODUCT),
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[_ENTRY],
-        offload_src="device",
-        offload_dst="pinned_host",
-    ),
-}
-"""What of each layer is kept for the backward pass, which computes the rest again: everything; the products with its
-weights; the residual stream at its entry; the same in the memory of the host. Each needs less memory than the one before."""
 
 Layer = dict[str, Any]
 
@@ -155,15 +140,14 @@ class Decoder(nnx.Module):
 
         def body(x, layer):
             w, prefix_k, prefix_v, window = layer
-            x, w = checkpoint_name(x, _ENTRY), self.cast(w)
+            x, w = keep(x, ENTRY), self.cast(w)
             q, k, v = self.project(w, x, places.turned(window))
             out = attend(q, prefix_k, prefix_v, k, v, places, window, windows=c.windows, scale=c.score_scale)
             return self.finish(w, x, out), emit(k, v)
 
-        if (policy := REMAT[self.remat]) is not None:  # a scan already keeps the two computations apart
-            body = jax.checkpoint(body, policy=policy, prevent_cse=False)
         layers = self.stacked(), prefix.keys, prefix.values, self.windows()
-        x, kept = jax.lax.scan(body, self.embed(self._looked_up(tokens)), layers)
+        x = stream(self.embed(self._looked_up(tokens)))
+        x, kept = jax.lax.scan(kept_by(self.remat, body, self.dtype), x, layers)
         return self.norm(x, self.final_norm[...]), kept
 
     def _looked_up(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -222,7 +206,7 @@ class Decoder(nnx.Module):
 
     def project(self, w: Layer, x: Array, angles: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values of one layer, rotated."""
-        c, x = self.config, self.norm(x, w["attention_norm"])
+        c, x = self.config, keep(self.norm(x, w["attention_norm"]), OPERAND)
         q, k, v = (self._linear(w, name, x) for name in ("q", "k", "v"))
         if c.attention_bias:
             q, k, v = q + w["q_bias"][None, None], k + w["k_bias"][None, None], v + w["v_bias"][None, None]
@@ -238,13 +222,13 @@ class Decoder(nnx.Module):
     def finish(self, w: Layer, x: Array, attended: Array) -> Array:
         """The rest of a layer: output projection and gated MLP, each added to the residual stream."""
         c = self.config
-        attended = self._linear(w, "o", attended, inputs=2)
+        attended = self._linear(w, "o", keep(attended, OPERAND), inputs=2)
         if c.post_norms:
             attended = self.norm(attended, w["attention_post_norm"])
         x = constrain(x + attended, "batch", None, "act")
-        y = self.norm(x, w["mlp_norm"])
+        y = keep(self.norm(x, w["mlp_norm"]), OPERAND)
         gate, up = self._linear(w, "gate", y), self._linear(w, "up", y)
-        inner = constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp")
+        inner = keep(constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp"), OPERAND)
         out = self._linear(w, "down", inner)
         if c.post_norms:
             out = self.norm(out, w["mlp_post_norm"])
@@ -281,7 +265,7 @@ class Decoder(nnx.Module):
             return out.reshape(*rows, *w.outputs)
         flat, outputs = math.prod(w.shape[:inputs]), w.shape[inputs:]
         out = product(x.reshape(-1, flat), w.reshape(flat, -1)).astype(self.dtype)
-        return checkpoint_name(out, _PRODUCT).reshape(*rows, *outputs)
+        return keep(out, PRODUCT).reshape(*rows, *outputs)
 
     def cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""

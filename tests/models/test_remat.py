@@ -1,5 +1,7 @@
 """What the backward pass computes again changes memory, and no gradient."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,8 @@ import pytest
 from flax import nnx
 
 from rlvr_jax.models.config import ModelConfig
-from rlvr_jax.models.decoder import REMAT, Decoder
+from rlvr_jax.models.decoder import Decoder
+from rlvr_jax.models.remat import REMAT
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +58,26 @@ def test_bfloat16_products_are_kept_too():
         compiled(remat, "bfloat16")[0].memory_analysis().temp_size_in_bytes for remat in ("dots", "full")
     ]
     assert sizes[0] > 1.2 * sizes[1], sizes
+
+
+@pytest.mark.parametrize("remat", REMAT)
+def test_on_a_cpu_what_is_kept_in_bfloat16_is_written_layer_by_layer(remat):
+    """As bits: of bfloat16 arrays XLA would convert those of all layers to float32 and back in each of them."""
+    program = compiled(remat, "bfloat16")[0].as_text()
+    layers, tokens = CONFIG.num_layers, TOKENS.size
+    assert not re.findall(rf"\bf32\[{layers},{tokens},\d+\]", program)
+    kept = rf"\bu16\[{layers},{tokens},{CONFIG.mlp_dim}\]"
+    assert bool(re.findall(kept, program)) == (remat in ("none", "dots"))
+
+
+def test_gradients_in_bfloat16_are_as_near_to_float32_whatever_is_kept(programs):
+    """What is kept is rounded, and what is computed again in one kernel is not: both are 4 to 5 % of the norm away here."""
+    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(nnx.to_pure_dict(tree))])  # noqa: E731
+    run, params = programs["none"]
+    exact = flat(run(params))
+    for remat in REMAT:
+        run, params = compiled(remat, "bfloat16")
+        assert np.linalg.norm(flat(run(params)) - exact) < 0.08 * np.linalg.norm(exact), remat
 
 
 def test_an_unknown_policy_is_refused():

@@ -1,4 +1,4 @@
-"""Processes that are measured: how they keep their buffers, the memory they take, and one beside ours that takes turns with it."""
+"""Processes that are measured: the memory they take, and one beside ours that takes turns with it."""
 
 import importlib.util
 import multiprocessing
@@ -12,13 +12,7 @@ from typing import Any
 
 import jax
 
-KEEP_BUFFERS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "2147483647",
-}
-"""What makes glibc's malloc keep the buffers of a step (see the Makefile). It reads them when a process starts, so they have
-to be in the environment before; the process of a peer inherits them."""
+from rlvr_jax.memory import keep_buffers
 
 Say = Callable[[str], None]
 """Takes a line about what has just been done."""
@@ -35,7 +29,7 @@ def surroundings() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "processor": platform.machine(),
         "cores": os.cpu_count(),
-        "keeps_buffers": all(os.environ.get(k) == v for k, v in KEEP_BUFFERS.items()),
+        "keeps_buffers": keep_buffers(),
     }
 
 
@@ -92,6 +86,7 @@ class Peer:
 
 
 def _serve(pipe: Any, load: Callable[[Any], Callable[[int], Any]], job: Any) -> None:
+    keep_buffers()
     run = load(job)
     pipe.send(None)
     while True:

@@ -62,8 +62,9 @@ def _scaling(rows: list[dict[str, Any]]) -> Table:
 
 
 def kept(found: dict[str, Any]) -> str:
-    """A word of warning, where malloc was not told to keep its buffers."""
-    return "" if found["keeps_buffers"] else "malloc gives buffers back to the kernel: see bench/sampler.py"
+    """A word of warning, where a CPU computes and malloc cannot be told to keep its buffers."""
+    keeps = found["keeps_buffers"] or not found["device"].startswith("cpu")
+    return "" if keeps else "malloc gives buffers back to the kernel, which takes time to clear them"
 
 
 def seconds(value: float) -> str:
