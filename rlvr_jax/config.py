@@ -384,6 +384,7 @@ FREE = frozenset(
         "batch.micro_batches",
         "decoding.slots",
         "decoding.segment",
+        "decoding.weights",
         "verification",
     }
 )

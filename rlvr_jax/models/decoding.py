@@ -22,6 +22,9 @@ from rlvr_jax.types import pytree
 CacheType: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 CACHE_TYPES = get_args(CacheType)
 
+WeightsLayout: TypeAlias = Literal["stored", "gathered"]
+WEIGHTS_LAYOUTS = get_args(WeightsLayout)
+
 
 @pytree
 class KeysValues:
@@ -58,17 +61,23 @@ class SharedPrompts:
     length: Int[Array, " P"]
 
 
-def decode_weights(model: Decoder) -> DecodeWeights:
-    """Once for all steps with the same parameters."""
-    stacked, layout = model.stacked(), model.layout()
+def decode_weights(model: Decoder, layout: WeightsLayout = "stored") -> DecodeWeights:
+    """Once for all steps with the same parameters. `stored`: split as the parameters are, and a layer is gathered over `fsdp`
+    whenever it is read; `gathered`: once, here, as always on a CPU."""
+    stacked, leaves = model.stacked(), model.layout()
     table, head = (constrain(x, "vocab", None) for x in (model.table(model.embedding), model.head()))
     final_norm = model.final_norm[...]
     if platform_in_use() != "cpu":
         rounded = {n: w if n.endswith("norm") else w.astype(model.dtype) for n, w in stacked.items()}
+        if layout == "gathered":
+            whole = {
+                n: [None if axis == "embed" else axis for axis in leaf.axes] for n, leaf in leaves.items()
+            }
+            rounded = {n: constrain(w, "layers", *whole[n]) for n, w in rounded.items()}
         return DecodeWeights(layers=rounded, table=table, head=head, final_norm=final_norm)
 
     def lying(name: str, w: Array) -> Array | Turned:
-        return Turned.of(w, layout[name].inputs) if layout[name].inputs else w
+        return Turned.of(w, leaves[name].inputs) if leaves[name].inputs else w
 
     layers = tuple(
         {n: lying(n, w) for n, w in model.cast({n: w[i] for n, w in stacked.items()}).items()}

@@ -31,8 +31,14 @@ def advice(config: Config, found: Planned, target: Target) -> list[str]:
             )
         limits = figures.seconds
         if limits and limits.get("links", 0.0) > 0.5 * sum(limits.values()):
+            gathers = figures.name == "decode" and config.decoding.weights == "stored"
+            ways = (
+                ""
+                if not gathers
+                else "--decoding.weights gathered, where there is memory for all of them; else "
+            )
             out.append(
-                f"{figures.name} waits for the links: less of mesh.fsdp or mesh.tensor, or larger micro-batches."
+                f"{figures.name} waits for the links: {ways}less of mesh.fsdp or mesh.tensor, or larger micro-batches."
             )
     return list(dict.fromkeys(out))
 

@@ -143,7 +143,7 @@ def _parenthesis(text: str, start: int) -> tuple[str, str]:
 
 
 def _turns(loop: Instruction, computations: dict[str, Computation], unknown: int) -> int:
-    """Of a loop: as XLA notes it, else the bound that its counter is compared with, which is the first thing it carries."""
+    """Of a loop: as XLA notes it, else the bound that its counter is compared with, over what a turn adds to it."""
     noted = loop.number_in("known_trip_count")
     if noted is not None:
         return noted
@@ -156,7 +156,27 @@ def _turns(loop: Instruction, computations: dict[str, Computation], unknown: int
     if root.op != "compare" or "direction=LT" not in root.rest or not bounds:
         inner = [c for each in body.values() if each.op == "fusion" for c in each.called]
         return _bound_in_fusion(body, [computations[c] for c in inner], unknown)
-    return int(bounds[0].operands[0])
+    return -(-int(bounds[0].operands[0]) // _step(loop, body, root, computations))
+
+
+def _step(
+    loop: Instruction, condition: Computation, compare: Instruction, computations: dict[str, Computation]
+) -> int:
+    """What a turn adds to the counter: more than 1 where several turns are written as one. 1 where the text does not say."""
+    counter = next(
+        (condition[name].number_in("index") for name in compare.operands if name in condition), None
+    )
+    name = re.search(r"body=%?([\w.\-]+)", loop.rest)
+    if counter is None or name is None:
+        return 1
+    body, step = computations[name.group(1)], 0
+    carried = next(each for each in body.values() if each.root).operands
+    here = body.get(carried[counter]) if counter < len(carried) else None
+    while here is not None and here.op in ("add", "copy", "bitcast"):
+        operands = [body[operand] for operand in here.operands if operand in body]
+        step += sum(int(each.operands[0]) for each in operands if each.op == "constant")
+        here = next((each for each in operands if each.op != "constant"), None)
+    return max(step, 1)
 
 
 def _bound_in_fusion(body: Computation, fused: list[Computation], unknown: int) -> int:

@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
 from rlvr_jax.plan.flops import dot_flops
 from rlvr_jax.plan.hlo import Computation, Instruction, Module
 
@@ -94,7 +96,7 @@ def _products(each: Instruction, here: Computation, module: Module) -> float:
         left = here[each.operands[0]].shapes[0].sizes
         return dot_flops(left, _numbers("lhs_contracting_dims", each.rest), out)
     if each.op == "convolution":
-        return _convolution(each, here[each.operands[1]].shapes[0].sizes, out)
+        return _convolution(each, *(here[name].shapes[0].sizes for name in each.operands[:2]), out)
     if each.op == "custom-call" and re.search(
         r"matmul|gemm|dot", each.rest.split('custom_call_target="')[-1][:40]
     ):
@@ -103,18 +105,31 @@ def _products(each: Instruction, here: Computation, module: Module) -> float:
     return 0.0
 
 
-def _convolution(each: Instruction, kernel: tuple[int, ...], out: tuple[int, ...]) -> float:
-    """How TPUs write products. Batch axes of both are a window that is dilated so that each result meets one place of it."""
-    labels = re.search(r"dim_labels=\w+_(\w+)->", each.rest)
+def _convolution(
+    each: Instruction, left: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]
+) -> float:
+    """How TPUs write products: two for each output, input feature, and place of the window that meets a number. What is summed
+    may be a window, and so may batch axes of both, padded or dilated so that each output meets one place of it."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
     if labels is None:
         return 0.0
-    by_label = dict(zip(labels.group(1), kernel, strict=True))
-    dilated = re.search(r"lhs_dilate=([\dx]+)", each.rest)
-    dilation = [int(n) for n in dilated.group(1).split("x")] if dilated else []
-    window = [size for label, size in sorted(by_label.items()) if label.isdigit()]
-    dilation += [1] * (len(window) - len(dilation))
-    places = math.prod(size for size, apart in zip(window, dilation, strict=True) if apart == 1)
-    return 2.0 * math.prod(out) * by_label["i"] * places
+    x, w, y = (
+        dict(zip(found, sizes, strict=True))
+        for found, sizes in zip(labels.groups(), (left, kernel, out), strict=True)
+    )
+    axes = [axis for axis in "0123456789" if axis in w]
+
+    def window(key: str, default: str) -> list[str]:
+        found = re.search(rf"\b{key}=([\d_x-]+)", each.rest)
+        return found.group(1).split("x") if found else [default] * len(axes)
+
+    met = 1
+    for i, axis in enumerate(axes):
+        stride, spread, apart = (int(window(key, "1")[i]) for key in ("stride", "rhs_dilate", "lhs_dilate"))
+        before = int(window("pad", "0_0")[i].split("_")[0])
+        place = np.add.outer(stride * np.arange(y[axis]), spread * np.arange(w[axis])) - before
+        met *= int(((place >= 0) & (place <= (x[axis] - 1) * apart) & (place % apart == 0)).sum())
+    return 2.0 * y["b"] * y["f"] * w["i"] * met
 
 
 def _numbers(key: str, text: str) -> tuple[int, ...]:
@@ -146,11 +161,10 @@ def _moved(each: Instruction, here: Computation, module: Module) -> float:
     if each.op != "fusion" or not each.called or each.called[0] not in module.computations:
         return written + math.fsum(_bytes(name, here) for name in set(each.operands))
     body = module.computations[each.called[0]]
-    parameters = {int(x.operands[0]): name for name, x in body.items() if x.op == "parameter"}
     read = 0.0
     for i, name in enumerate(each.operands):
         whole = _bytes(name, here)
-        read += min(whole, _read_of(parameters[i], body, whole)) if whole and i in parameters else whole
+        read += min(whole, _read_of(_parameter(i, body), body, whole, module)) if whole else 0.0
     updates = [x for x in body.values() if x.op in _UPDATES and _is_whole(x, each)]
     for update in updates:
         written += math.fsum(s.bytes for s in body[update.operands[_UPDATES[update.op]]].shapes) - math.fsum(
@@ -168,8 +182,12 @@ def _is_whole(update: Instruction, fusion: Instruction) -> bool:
     return any(update.shapes and s.sizes == update.shapes[0].sizes and s.in_memory for s in fusion.shapes)
 
 
-def _read_of(name: str, body: Computation, whole: float) -> float:
-    """What is read of a fusion's argument."""
+def _parameter(i: int, body: Computation) -> str:
+    return next((name for name, x in body.items() if x.op == "parameter" and int(x.operands[0]) == i), "")
+
+
+def _read_of(name: str, body: Computation, whole: float, module: Module) -> float:
+    """What is read of a fusion's argument, which fusions inside it may cut."""
     read = 0.0
     for user in body.values():
         if name not in user.operands:
@@ -181,7 +199,11 @@ def _read_of(name: str, body: Computation, whole: float) -> float:
         elif user.op in KINDS or "AsyncCollective" in user.rest or user.op == "tuple":
             continue  # on its way beside the fusion
         elif user.op == "bitcast":
-            read += _read_of(user.name, body, whole)
+            read += _read_of(user.name, body, whole, module)
+        elif user.op == "fusion" and user.called and user.called[0] in module.computations:
+            inside = module.computations[user.called[0]]
+            for i in (i for i, operand in enumerate(user.operands) if operand == name):
+                read += _read_of(_parameter(i, inside), inside, whole, module)
         else:
             return whole
     return read

@@ -19,6 +19,7 @@ from rlvr_jax.models.decoding import (
     CacheType,
     DecodeWeights,
     SharedPrompts,
+    WeightsLayout,
     decode,
     decode_logits,
     decode_weights,
@@ -129,6 +130,7 @@ class Loop:
     segment: int
     room: int = 0
     cache: CacheType = "auto"
+    weights_layout: WeightsLayout = "stored"
 
     def prefill(
         self,
@@ -217,7 +219,7 @@ class Loop:
 
     def weights(self, params: Any) -> DecodeWeights:
         """As the steps read them."""
-        return decode_weights(self.with_params(params))
+        return decode_weights(self.with_params(params), self.weights_layout)
 
     def with_params(self, params: Any) -> Decoder:
         return nnx.merge(nnx.graphdef(self.model), params)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rlvr_jax.distributed import put, replicated
 from rlvr_jax.models.decoder import Decoder
-from rlvr_jax.models.decoding import CACHE_TYPES, CacheType, cache_length
+from rlvr_jax.models.decoding import CACHE_TYPES, WEIGHTS_LAYOUTS, CacheType, WeightsLayout, cache_length
 from rlvr_jax.products import platform_in_use
 from rlvr_jax.rollout.decode_loop import Edits, Left, Log, Loop, Rows, Slots
 from rlvr_jax.rollout.protocol import OnRow, Request, Samples, ignore
@@ -41,6 +41,10 @@ class Decoding:
     """Type of cached keys and values. auto: what the model computes in (on a CPU float32, which holds the same numbers). int8
     halves the memory of bfloat16, with a scale for each token and head; log-probabilities are then those of the rounded
     cache, a little off the scorer's."""
+    weights: WeightsLayout = "stored"
+    """Where the mesh splits weights over `fsdp`. stored: they stay so, and a layer is gathered at every step, which takes no memory.
+    gathered: each device has all of them while it decodes, gathered once for each update; how much faster that is, and whether it
+    fits, `rlvr-jax plan` says. (On a CPU they always are.)"""
 
     def __post_init__(self):
         if self.slots < 0:
@@ -49,6 +53,10 @@ class Decoding:
             raise ValueError(f"decoding.segment is 1 step or more, got {self.segment}.")
         if self.cache not in CACHE_TYPES:
             raise ValueError(f"decoding.cache is one of {', '.join(CACHE_TYPES)}, got {self.cache!r}.")
+        if self.weights not in WEIGHTS_LAYOUTS:
+            raise ValueError(
+                f"decoding.weights is one of {', '.join(WEIGHTS_LAYOUTS)}, got {self.weights!r}."
+            )
 
 
 class Engine:
@@ -92,6 +100,7 @@ class Engine:
             segment=decoding.segment,
             room=turns.max_result_tokens if turns else 0,
             cache=decoding.cache,
+            weights_layout=decoding.weights,
         )
         self.traces = Counter() if traces is None else traces
         self.version = -1

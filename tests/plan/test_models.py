@@ -46,7 +46,7 @@ def test_a_path_that_is_not_here_is_known_by_its_name():
     found = described(config)
     assert (found.model.dim, found.model.attention_bias, found.stop) == (3584, True, (151643,))
     assert described(config, "Qwen3-4B").model.qk_norm
-    assert described(config, "Qwen3-4B-Base") == described(config, "Qwen3-4B")
+    assert described(config, "Qwen3-4B-Base").model == described(config, "Qwen3-4B").model
 
 
 def test_configs_of_papers_are_planned_for_a_slice_that_their_header_names():

@@ -52,14 +52,19 @@ def test_memory_holds_at_least_the_operands_and_results_of_products(compiled):
     assert least < moved < 20 * least
 
 
-def text(*lines, condition="lt = pred[] compare(%i, %n), direction=LT"):
+def text(*lines, condition="lt = pred[] compare(%i, %n), direction=LT", step=1):
     """A module of a loop with these lines in its body, as the TPU compiler writes them."""
     body = "\n".join(f"  %{line}" for line in lines)
     return f"""HloModule jit_f, is_scheduled=true
 
 %body (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {{
   %p = (s32[], bf16[8,16]{{1,0:T(8,128)(2,1)}}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[8,16] get-tuple-element(%p), index=1
+  %one = s32[] constant({step})
+  %next = s32[] add(%i, %one)
 {body}
+  ROOT %both = (s32[], bf16[8,16]) tuple(%next, %x)
 }}
 
 %condition (p.1: (s32[], bf16[8,16])) -> pred[] {{
@@ -90,18 +95,29 @@ MESH = "replica_groups=mesh['axis_0'=1,'axis_1'=4] {'axis_1'}"
         ),
         (  # a sum over two places of a window: both are products
             [
+                "l = bf16[2,8,16] parameter(2)",
                 "w = bf16[2,16,32] parameter(1)",
-                "c = f32[8,32,1] convolution(%x, %w), window={size=2}, dim_labels=0bf_0io->bf0",
+                "c = f32[8,32,1] convolution(%l, %w), window={size=2}, dim_labels=0bf_0io->bf0",
             ],
             2 * 8 * 32 * 16 * 2,
             0,
         ),
         (  # a batch of two: each result meets one place of the window
             [
+                "l = bf16[2,8,16] parameter(2)",
                 "w = bf16[2,16,32] parameter(1)",
-                "c = f32[2,8,32] convolution(%x, %w), window={size=2 stride=1 lhs_dilate=2}, dim_labels=0bf_0io->0bf",
+                "c = f32[2,8,32] convolution(%l, %w), window={size=2 stride=1 lhs_dilate=2}, dim_labels=0bf_0io->0bf",
             ],
             2 * 2 * 8 * 32 * 16,
+            0,
+        ),
+        (  # parts of the outputs as places of a window that slides over the only place of x: all others meet nothing
+            [
+                "l = bf16[1,8,16] parameter(2)",
+                "w = bf16[16,2,32] parameter(1)",
+                "c = f32[8,2,32] convolution(%l, %w), window={size=2 pad=1_1 rhs_reversal=1}, dim_labels=0bf_i0o->b0f",
+            ],
+            2 * 8 * 2 * 32 * 16,
             0,
         ),
         (
@@ -132,12 +148,18 @@ MESH = "replica_groups=mesh['axis_0'=1,'axis_1'=4] {'axis_1'}"
         ),
         (["w = f32[8] parameter(1)", "g = f32[8] all-reduce-done(%w), replica_groups=[2,4]<=[8]"], 0, 0),
     ],
-    ids=["product", "window", "batch", "gather", "reduce", "scatter", "permute", "done"],
+    ids=["product", "window", "batch", "sliding", "gather", "reduce", "scatter", "permute", "done"],
 )
 def test_each_way_to_write_it_is_understood(lines, flops, sent):
     found = work(parse(text(*lines)))
     assert sum(w.times * w.flops for w in found) == 7 * flops
     assert sum(w.times * w.sent for w in found) == 7 * sent
+
+
+def test_turns_that_are_written_as_one_are_one():
+    lines = ["w = bf16[16,32] parameter(1)", "c = f32[8,32] convolution(%x, %w), dim_labels=bf_io->bf"]
+    found = work(parse(text(*lines, step=2)))  # the counter goes up to 7 by two
+    assert sum(w.times * w.flops for w in found) == 4 * 2 * 8 * 32 * 16
 
 
 def test_a_loop_without_a_bound_makes_the_turns_it_is_said_to():
@@ -165,6 +187,34 @@ def test_what_is_written_into_an_array_in_place_is_all_that_it_costs():
     lowered = jax.jit(write, donate_argnums=0).lower(*arguments).compile().as_text()
     moved = sum(w.times * w.bytes for w in work(parse(lowered)))
     assert 2 * 8 * 64 * 4 <= moved < 8 * 1000 * 64 * 4 / 10
+
+
+def test_of_a_stack_that_is_cut_inside_a_fusion_of_a_fusion_the_cut_is_read():
+    """As a TPU reads one layer's matrix out of those of all layers."""
+    hlo = """HloModule m
+
+%cut (s: f32[30,8,8], i: s32[]) -> f32[8,8] {
+  %s = f32[30,8,8]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %d = f32[1,8,8]{2,1,0} dynamic-slice(%s, %i, %z, %z), dynamic_slice_sizes={1,8,8}
+  ROOT %b = f32[8,8]{1,0} bitcast(%d)
+}
+
+%outer (t: f32[30,8,8], j: s32[]) -> f32[8,8] {
+  %t = f32[30,8,8]{2,1,0} parameter(0)
+  %j = s32[] parameter(1)
+  %f = f32[8,8]{1,0} fusion(%t, %j), kind=kLoop, calls=%cut
+  ROOT %a = f32[8,8]{1,0} add(%f, %f)
+}
+
+ENTRY %main (p: f32[30,8,8], n: s32[]) -> f32[8,8] {
+  %p = f32[30,8,8]{2,1,0} parameter(0)
+  %n = s32[] parameter(1)
+  ROOT %r = f32[8,8]{1,0} fusion(%p, %n), kind=kLoop, calls=%outer
+}
+"""
+    assert sum(w.times * w.bytes for w in work(parse(hlo))) == 2 * 8 * 8 * 4
 
 
 def test_of_two_branches_the_shorter_one_is_counted():
