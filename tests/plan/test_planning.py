@@ -80,3 +80,11 @@ def test_every_program_of_a_step_compiles_for_a_tpu_with_the_attention_kernel(co
         assert abs(program["repeated"]) < 0.05, (name, program["repeated"])
         assert 0 < program["mfu"] < 1, name
     assert found["step_seconds"] > 0 and found["seconds_to_plan"] > 0
+
+    # Where the weights are gathered once, the loop gathers none: what is left are numbers of rows and of the vocabulary's parts.
+    gathered = ["--parts", "sample", "--decoding.weights", "gathered"]
+    _, again = planned(capsys, config, "--topology", "v5e:2x2", *mesh, *gathered)
+    sent = [
+        f["programs"]["decode"]["collectives"].get("all-gather", {}).get("bytes", 0) for f in (found, again)
+    ]
+    assert sent[1] < sent[0] / 10, sent
