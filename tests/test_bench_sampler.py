@@ -137,12 +137,12 @@ def test_without_torch_one_sentence_says_so_and_ours_is_measured(directory, smal
     assert process.torch_is_there() == (importlib.util.find_spec("torch") is not None)
     monkeypatch.setattr(measure, "torch_is_there", lambda: False)
     words = ["bench", "sampler", "--json", "--model", str(directory), "--dtype", "float32", *SIZES]
-    assert main(words) == 0
+    assert main([*words, "--devices", "2"]) == 0
     out, err = capsys.readouterr()
     said = "transformers.generate needs torch, which is not installed: only our sampler is measured."
     assert err.splitlines().count(said) == 1
     found = json.loads(out)
-    assert "generate" not in found and found["ours"]["tokens"] == 16 * 6
+    assert found["devices"] == 2 and "generate" not in found and found["ours"]["tokens"] == 16 * 6
     assert found["ours"]["tokens_per_second"] == pytest.approx(96 / found["ours"]["seconds"])
     assert found["ours"]["steps"] == 6 and found["ours"]["occupancy"] == 1
     share = found["limit"]["step_seconds"] / found["ours"]["step_seconds"]
@@ -183,6 +183,8 @@ def test_groups_are_timed_at_the_same_rows_and_the_same_prompts():
     "words, message",
     [
         (("--repeats", "0"), "repeats is 1 or more, got 0."),
+        (("--devices", "0"), "devices is 1 or more, got 0."),
+        (("--devices", "9"), "devices is at most the 8 that JAX has here, got 9."),
         (("--prompt-tokens", "1"), "prompt_tokens is 2 or more, got 1."),
         (("--fast",), "bench sampler has no option '--fast': see rlvr-jax bench sampler --help."),
         (
@@ -194,7 +196,7 @@ def test_groups_are_timed_at_the_same_rows_and_the_same_prompts():
             "12 rows do not make groups of 16: choose prompts and group so that they do.",
         ),
     ],
-    ids=["repeats", "prompt", "option", "positions", "groups"],
+    ids=["repeats", "no device", "devices", "prompt", "option", "positions", "groups"],
 )
 def test_what_cannot_be_measured_is_one_line(directory, small, capsys, words, message):
     assert main(["bench", "sampler", "--model", str(directory), *SIZES, *words]) == 2

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlvr_jax.models.config import ModelConfig
 from rlvr_jax.models.decoder import Decoder
@@ -24,6 +25,7 @@ from rlvr_jax.rollout.bench.process import Peer, Say, peak_device_bytes, surroun
 from rlvr_jax.rollout.bench.workload import SamplerBench, Workload
 from rlvr_jax.rollout.engine import Decoding, structure
 from rlvr_jax.rollout.sampling import RowSampling, Sampling
+from rlvr_jax.sharding import make_mesh
 
 SMOLLM2_135M = ModelConfig(
     vocab_size=49152,
@@ -45,11 +47,17 @@ def measure(bench: SamplerBench, say: Say) -> dict[str, Any]:
 
     Raises FileNotFoundError and ValueError for a model that cannot be loaded, ValueError for what cannot be measured of it.
     """
-    workload = bench.workload
     _check(bench)
+    mesh = _mesh(bench.devices)
+    with jax.set_mesh(mesh):
+        return _measured(bench, mesh, say)
+
+
+def _measured(bench: SamplerBench, mesh: Mesh, say: Say) -> dict[str, Any]:
+    workload = bench.workload
     graphdef, params, config, tokenizer, stop = model_of(bench)
     _check_positions(config, workload)
-    model = structure(graphdef, params)
+    model, params = structure(graphdef, params), jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     clocked = Clocked(model, params, stop, bench.slots)
     compiling = clocked.compile(workload, say)
     memory = peak_device_bytes()
@@ -57,6 +65,7 @@ def measure(bench: SamplerBench, say: Say) -> dict[str, Any]:
         "model": named(bench.model),
         "dtype": bench.dtype,
         **surroundings(),
+        "devices": bench.devices,
         "workload": dataclasses.asdict(workload),
     }
     times: list[ours.Timed] = []
@@ -186,10 +195,21 @@ def _check(bench: SamplerBench) -> None:
     rows, largest = bench.workload.rows, max(GROUPS)
     if bench.repeats < 1:
         raise ValueError(f"repeats is 1 or more, got {bench.repeats}.")
+    if bench.devices < 1:
+        raise ValueError(f"devices is 1 or more, got {bench.devices}.")
     if bench.scaling and rows % largest:
         raise ValueError(
             f"{rows} rows do not make groups of {largest}: choose prompts and group so that they do."
         )
+
+
+def _mesh(devices: int) -> Mesh:
+    """Of the first devices. A CPU has as many as are asked for before JAX first looks."""
+    with contextlib.suppress(RuntimeError):  # it has looked
+        jax.config.update("jax_num_cpu_devices", max(devices, jax.config.jax_num_cpu_devices))
+    if devices > len(jax.devices()):
+        raise ValueError(f"devices is at most the {len(jax.devices())} that JAX has here, got {devices}.")
+    return make_mesh(data=devices, devices=jax.devices()[:devices])
 
 
 def _check_positions(config: ModelConfig, workload: Workload) -> None:

@@ -11,7 +11,7 @@ def report(found: dict[str, Any]) -> Group:
     w, ours, limit = found["workload"], found["ours"], found["limit"]
     title = (
         f"{w['prompts']} prompts x {w['group']}, {w['prompt_tokens']} + {w['new_tokens']} tokens ({w['lengths']}), "
-        f"{found['dtype']}, {found['device']}, {found['cores']} cores"
+        f"{found['dtype']}, {found['device']}, {found['cores']} cores, devices: {found['devices']}"
     )
     table = Table("", "ours", "generate", title=title, caption=kept(found))
     other = found.get("generate")

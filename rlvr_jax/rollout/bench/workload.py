@@ -84,6 +84,9 @@ class SamplerBench:
     """fixed: all responses are equally long. long-tail: log-normal."""
     slots: int = 0
     """Rows that our sampler decodes at once; 0: what suits the platform."""
+    devices: int = 1
+    """Ours that rows are split over. A CPU's cores can be as many devices: on two cores two are faster than one, whose threads
+    wait for each other in every operation."""
     repeats: int = 3
     """Timed ones, after one that compiles; medians count."""
     compare: bool = True
