@@ -72,8 +72,8 @@ def loaded(job: Job) -> Callable[[int], Timed]:
         start = time.perf_counter()
         torch.manual_seed(seed)
         with torch.inference_mode():
-            for start in range(0, len(tokens), _AT_ONCE):
-                batch(slice(start, start + _AT_ONCE), most=int(length.max()))
+            for first in range(0, len(tokens), _AT_ONCE):
+                batch(slice(first, first + _AT_ONCE), most=int(length.max()))
         return Timed(time.perf_counter() - start, peak_bytes())
 
     with torch.inference_mode():
