@@ -96,7 +96,8 @@ def _products(each: Instruction, here: Computation, module: Module) -> float:
         left = here[each.operands[0]].shapes[0].sizes
         return dot_flops(left, _numbers("lhs_contracting_dims", each.rest), out)
     if each.op == "convolution":
-        return _convolution(each, *(here[name].shapes[0].sizes for name in each.operands[:2]), out)
+        left, kernel = (here[name].shapes[0].sizes for name in each.operands[:2])
+        return _convolution(each, left, kernel, out)
     if each.op == "custom-call" and re.search(
         r"matmul|gemm|dot", each.rest.split('custom_call_target="')[-1][:40]
     ):

@@ -206,7 +206,7 @@ def _check(bench: SamplerBench) -> None:
 def _mesh(devices: int) -> Mesh:
     """Of the first devices. A CPU has as many as are asked for before JAX first looks."""
     with contextlib.suppress(RuntimeError):  # it has looked
-        jax.config.update("jax_num_cpu_devices", max(devices, jax.config.jax_num_cpu_devices))
+        jax.config.update("jax_num_cpu_devices", devices)
     if devices > len(jax.devices()):
         raise ValueError(f"devices is at most the {len(jax.devices())} that JAX has here, got {devices}.")
     return make_mesh(data=devices, devices=jax.devices()[:devices])
