@@ -221,6 +221,8 @@ class MeshShape:
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    sequence: int = 1
+    """Parts of each row that is trained on: for responses so long that one row is too much for a device."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,17 @@
-"""The device mesh, the one table from logical axes to mesh axes, and splits that keep shards where they are."""
+"""The device mesh, the one table from logical axes to mesh axes, and splits that keep shards where they are.
+
+| axis       | what it splits                                  | what it sends, in a layer and pass                            |
+|------------|-------------------------------------------------|---------------------------------------------------------------|
+| `data`     | rows                                            | nothing; once an update the gradient, summed                  |
+| `fsdp`     | rows, and each parameter's width                | each matrix, gathered, and its gradient, summed               |
+| `tensor`   | heads, the MLP's width and the vocabulary       | the outputs of attention and MLP, summed                      |
+| `sequence` | the tokens of a row, where they are trained on  | keys and values of a row, gathered, and their gradient, summed |
+
+Under `sequence` (context parallelism, arXiv:2405.07719, section 2, with keys and values gathered) a device has T / sequence tokens
+of each of its rows in all that a layer keeps and in the logits; places in a text and which text it is are of the whole row, so
+nothing of a packed row changes. Prompts whose width it does not divide stay whole. Its devices hold the same rows and parameters,
+so in sampling, where a row has one token at a time, they repeat each other.
+"""
 
 import functools
 import math
@@ -9,7 +22,7 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "tensor", "sequence")
 
 RULES: dict[str, tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),  # rows of a rollout, and prompts
@@ -21,7 +34,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "vocab": ("tensor",),
     "layers": None,
     "head_dim": None,
-    "length": None,
+    "length": ("sequence",),  # tokens of rows that are computed whole
     "act": None,  # model width of an activation
 }
 """Logical axis of an array -> mesh axes it is split over. The only place that knows."""
@@ -30,14 +43,19 @@ Tree = TypeVar("Tree")
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
+    *,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh with axes `data`, `fsdp`, `tensor`; one of them may be -1 and takes the devices that are left.
+    """A mesh with axes `data`, `fsdp`, `tensor`, `sequence`; one of them may be -1 and takes the devices that are left.
 
     Raises ValueError where the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor, "sequence": sequence}
     wild = [name for name, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if len(wild) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
@@ -122,6 +140,28 @@ _in_use.defvjp(
 def batch_shards(mesh: Mesh) -> int:
     """Over how many shards the rows are split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def tokens_of(x: jax.Array) -> jax.Array:
+    """[B, T, ...] -> [B * T, ...], part of the rows by part: so that of tokens split over `sequence` each device keeps its own,
+    which lie together in no other order.
+    """
+    parts = _length_shards(x.shape[1])
+    out = x.reshape(x.shape[0], parts, -1, *x.shape[2:])
+    return out.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+
+def rows_of(x: jax.Array, rows: int) -> jax.Array:
+    """The inverse of `tokens_of`: [B * T, ...] -> [B, T, ...]."""
+    parts = _length_shards(x.shape[0] // rows)
+    out = x.reshape(parts, rows, -1, *x.shape[1:])
+    return out.swapaxes(0, 1).reshape(rows, -1, *x.shape[1:])
+
+
+def _length_shards(length: int) -> int:
+    """Over how many shards rows of that length are split, in the mesh in use."""
+    parts = jax.sharding.get_abstract_mesh().shape.get("sequence", 1)
+    return 1 if length % parts else parts
 
 
 def microbatches(tree: Tree, count: int, block: int) -> Tree:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rlvr_jax.products import product_by_rows
-from rlvr_jax.sharding import in_use
+from rlvr_jax.sharding import in_use, rows_of, tokens_of
 from rlvr_jax.types import Stat, pytree
 
 _MOMENTS: Mapping[Stat, frozenset[str]] = {
@@ -35,7 +35,10 @@ def logits_of(
     hidden: Float[Array, "*N D"], head: Float[Array, "V D"], *, softcap: float | None = None
 ) -> Float[Array, "*N V"]:
     """hidden @ head.T in float32, soft-capped: z <- cap * tanh(z / cap). Not divided by any temperature."""
-    z = product_by_rows(hidden.reshape(-1, hidden.shape[-1]), head).reshape(*hidden.shape[:-1], -1)
+    if hidden.ndim == 3:
+        z = rows_of(product_by_rows(tokens_of(hidden), head), hidden.shape[0])
+    else:
+        z = product_by_rows(hidden.reshape(-1, hidden.shape[-1]), head).reshape(*hidden.shape[:-1], -1)
     return soft_capped(z, softcap)
 
 

@@ -23,7 +23,7 @@ from rlvr_jax.models.lora import A, B, Lora, adapter_layout
 from rlvr_jax.models.positions import Owners, Places, rope_angles, rope_frequencies, rotate, step_in_text
 from rlvr_jax.models.remat import ENTRY, OPERAND, PRODUCT, REMAT, keep, kept_by, stream
 from rlvr_jax.products import Turned, product, turned_product
-from rlvr_jax.sharding import constrain, in_use, named
+from rlvr_jax.sharding import constrain, in_use, named, rows_of, tokens_of
 from rlvr_jax.types import pytree
 
 Layer = dict[str, Any]
@@ -160,7 +160,7 @@ class Decoder(nnx.Module):
         """The residual stream at its start, from rows of the embedding."""
         if self.config.embedding_scale != 1:
             x = x * jnp.asarray(self.config.embedding_scale, self.dtype)
-        return constrain(x, "batch", None, "act")
+        return constrain(x, "batch", "length", "act")
 
     def _places(
         self,
@@ -214,9 +214,9 @@ class Decoder(nnx.Module):
             q, k = self.norm(q, w["q_norm"]), self.norm(k, w["k_norm"])
         q, k = rotate(q, angles), rotate(k, angles)
         return (
-            constrain(q, "batch", None, "heads", None),
-            constrain(k, "batch", None, "kv_heads", None),
-            constrain(v, "batch", None, "kv_heads", None),
+            constrain(q, "batch", "length", "heads", None),
+            in_use(k, ("batch", "length", "kv_heads", None), ("batch", None, "kv_heads", None)),
+            in_use(v, ("batch", "length", "kv_heads", None), ("batch", None, "kv_heads", None)),
         )
 
     def finish(self, w: Layer, x: Array, attended: Array) -> Array:
@@ -225,14 +225,14 @@ class Decoder(nnx.Module):
         attended = self._linear(w, "o", keep(attended, OPERAND), inputs=2)
         if c.post_norms:
             attended = self.norm(attended, w["attention_post_norm"])
-        x = constrain(x + attended, "batch", None, "act")
+        x = constrain(x + attended, "batch", "length", "act")
         y = keep(self.norm(x, w["mlp_norm"]), OPERAND)
         gate, up = self._linear(w, "gate", y), self._linear(w, "up", y)
-        inner = keep(constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", None, "mlp"), OPERAND)
+        inner = keep(constrain(_ACTIVATIONS[c.activation](gate) * up, "batch", "length", "mlp"), OPERAND)
         out = self._linear(w, "down", inner)
         if c.post_norms:
             out = self.norm(out, w["mlp_post_norm"])
-        return constrain(x + out, "batch", None, "act")
+        return constrain(x + out, "batch", "length", "act")
 
     def norm(self, x: Float[Array, "... D"], scale: Float[Array, " D"]) -> Float[Array, "... D"]:
         """x / sqrt(mean(x^2) + eps) * (scale + offset), in float32. Source: arXiv:1910.07467, eq. 4."""
@@ -264,8 +264,8 @@ class Decoder(nnx.Module):
             out = turned_product(x.reshape(x.shape[0] * x.shape[1], -1), w).astype(self.dtype)
             return out.reshape(*rows, *w.outputs)
         flat, outputs = math.prod(w.shape[:inputs]), w.shape[inputs:]
-        out = product(x.reshape(-1, flat), w.reshape(flat, -1)).astype(self.dtype)
-        return keep(out, PRODUCT).reshape(*rows, *outputs)
+        out = product(tokens_of(x.reshape(*rows, flat)), w.reshape(flat, -1)).astype(self.dtype)
+        return rows_of(keep(out, PRODUCT), rows[0]).reshape(*rows, *outputs)
 
     def cast(self, w: Layer) -> Layer:
         """One layer in the compute dtype, gathered over the axis its storage is split on (norms stay float32)."""

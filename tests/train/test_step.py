@@ -185,6 +185,8 @@ def norm(tree):
         ("grpo", None, 16),  # two rows, half a group
         ("grpo", (8, 1, 1), 1),
         ("grpo", (2, 2, 2), 2),
+        ("grpo", (1, 1, 1, 8), 1),
+        ("grpo", (2, 1, 2, 2), 2),
         ("dr_grpo", (8, 1, 1), 4),
         ("f_dapo", (8, 1, 1), 4),
         ("f_grpo", (8, 1, 1), 4),
