@@ -198,13 +198,13 @@ TRAINING = [
         {},
         ["--batch.prompts", "6"],
         "batch.prompts=6 does not spread over the 8 data and fsdp shards of 8 devices: make it a multiple, or give more "
-        "devices to mesh.tensor.",
+        "devices to mesh.tensor or mesh.sequence.",
     ),
     (
         {"warmup": {"steps": 1, "batch": 6}},
         [],
         "warmup.batch=6 does not spread over the 8 data and fsdp shards of 8 devices: make it a multiple, or give more "
-        "devices to mesh.tensor.",
+        "devices to mesh.tensor or mesh.sequence.",
     ),
     (
         {},

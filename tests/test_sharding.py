@@ -23,10 +23,15 @@ from rlvr_jax.sharding import (
 
 
 def test_a_mesh_takes_what_is_left():
-    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert dict(make_mesh(2, 2, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
-    assert dict(make_mesh(2, -1, 1).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
-    assert dict(make_mesh(1, 1, -1, devices=jax.devices()[:2]).shape) == {"data": 1, "fsdp": 1, "tensor": 2}
+    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1, "sequence": 1}
+    assert dict(make_mesh(2, 2, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
+    assert dict(make_mesh(2, -1, 1).shape) == {"data": 2, "fsdp": 4, "tensor": 1, "sequence": 1}
+    assert dict(make_mesh(1, 1, -1, devices=jax.devices()[:2]).shape) == {
+        "data": 1,
+        "fsdp": 1,
+        "tensor": 2,
+        "sequence": 1,
+    }
     assert batch_shards(make_mesh(2, 2, 2)) == 4
 
 
@@ -35,25 +40,25 @@ def test_a_mesh_takes_what_is_left():
     [
         (
             (3, 1, 1),
-            "mesh {'data': 3, 'fsdp': 1, 'tensor': 1} does not fill 8 devices: the sizes must multiply to 8; set one of "
+            "mesh {'data': 3, 'fsdp': 1, 'tensor': 1, 'sequence': 1} does not fill 8 devices: the sizes must multiply to 8; set one of "
             "them to -1.",
         ),
         (
             (-1, 3, 1),
-            "mesh {'data': -1, 'fsdp': 3, 'tensor': 1} does not fill 8 devices: the sizes must multiply to 8; set one of "
+            "mesh {'data': -1, 'fsdp': 3, 'tensor': 1, 'sequence': 1} does not fill 8 devices: the sizes must multiply to 8; set one of "
             "them to -1.",
         ),
         (
             (-1, -1, 1),
-            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': -1, 'fsdp': -1, 'tensor': 1}.",
+            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': -1, 'fsdp': -1, 'tensor': 1, 'sequence': 1}.",
         ),
         (
             (8, 0, 1),
-            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': 8, 'fsdp': 0, 'tensor': 1}.",
+            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': 8, 'fsdp': 0, 'tensor': 1, 'sequence': 1}.",
         ),
         (
             (8, -2, 1),
-            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': 8, 'fsdp': -2, 'tensor': 1}.",
+            "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': 8, 'fsdp': -2, 'tensor': 1, 'sequence': 1}.",
         ),
     ],
 )

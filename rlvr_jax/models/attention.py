@@ -11,6 +11,7 @@ from rlvr_jax.models.kernels import cudnn, over_windows
 from rlvr_jax.models.positions import Places
 from rlvr_jax.models.remat import OPERAND, keep
 from rlvr_jax.products import contract, platform_in_use, precision_of
+from rlvr_jax.sharding import constrain
 
 
 def attend(
@@ -82,8 +83,14 @@ def dense(
     group = rows // prompts
     on_prefix = jnp.broadcast_to(prefix_mask, (prompts, length, shared)).repeat(group, axis=0)
     seen = jnp.concatenate([on_prefix, jnp.broadcast_to(mask, (rows, length, k.shape[1]))], axis=2)
-    joined_k = jnp.concatenate([prefix_k.repeat(group, axis=0), k], axis=1).transpose(0, 2, 1, 3)
-    joined_v = jnp.concatenate([prefix_v.repeat(group, axis=0), v], axis=1).transpose(0, 2, 1, 3)
+    joined_k, joined_v = (
+        # whole on every device, as their gradient is, of which prompt and own tokens are parts of unequal length
+        constrain(
+            jnp.concatenate([prefix.repeat(group, axis=0), own], axis=1), "batch", None, "kv_heads", None
+        )
+        for prefix, own in ((prefix_k, k), (prefix_v, v))
+    )
+    joined_k, joined_v = joined_k.transpose(0, 2, 1, 3), joined_v.transpose(0, 2, 1, 3)
     by_head = q.reshape(rows, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 1, 3, 4)
     out = _softmax_mean(by_head, joined_k, joined_v, seen[:, None, :, None], scale)
     return out.transpose(0, 2, 1, 3, 4).reshape(q.shape)

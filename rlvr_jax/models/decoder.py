@@ -153,8 +153,8 @@ class Decoder(nnx.Module):
     def _looked_up(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Rows of the embedding. Each device looks up its part of the width for the rows of all that share the table with it:
         so rows are exchanged, which are few beside the table."""
-        x = self.table(self.embedding)[constrain(tokens, "replicas", None)]
-        return constrain(x, "replicas", None, "embed")
+        x = self.table(self.embedding)[constrain(tokens, "replicas", "length")]
+        return constrain(x, "replicas", "length", "embed")
 
     def embed(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The residual stream at its start, from rows of the embedding."""

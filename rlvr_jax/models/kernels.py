@@ -111,7 +111,8 @@ def over_shards(
     """Each device of the mesh runs the kernel on its rows and heads: compilers do not split kernels by themselves.
 
     Prompts and key heads that are fewer than the devices among which their rows and heads are split are repeated until
-    each device has its own.
+    each device has its own. Devices along `sequence` have the same rows, and compute all of each: a kernel's queries end where
+    its keys do.
     """
     rows, prompts = q.shape[0], prefix_k.shape[0]
     if prefix_k.shape[1] == 0 and prompts < rows:  # nothing is shared

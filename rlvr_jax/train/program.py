@@ -183,8 +183,14 @@ def _check_rows(config: Config, mesh: Mesh) -> None:
         if rows % shards and (name == "batch.prompts" or config.warmup.steps):
             raise ValueError(
                 f"{name}={rows} does not spread over the {shards} data and fsdp shards of {devices} devices: make it a "
-                "multiple, or give more devices to mesh.tensor."
+                "multiple, or give more devices to mesh.tensor or mesh.sequence."
             )
+    tokens, parts = config.sampling.max_new_tokens, mesh.shape["sequence"]
+    if tokens % parts:
+        raise ValueError(
+            f"sampling.max_new_tokens={tokens} does not split into the mesh.sequence={parts} equal parts of a row: make it "
+            f"{-(-tokens // parts) * parts}, or mesh.sequence a divisor of it."
+        )
 
 
 def make_tokenizer(config: Config) -> tuple[Any, tuple[int, ...]]:

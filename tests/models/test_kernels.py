@@ -113,9 +113,11 @@ def test_each_layer_runs_the_kernel_of_its_own_window():
         np.testing.assert_allclose(*both(jnp.asarray(window)), **CLOSE)
 
 
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (4, 1, 1, 2)], ids=str)
 @pytest.mark.parametrize("prompts", [1, 4])
-def test_on_a_mesh_each_device_runs_the_kernel_on_its_rows_and_heads(prompts):
-    """Rows in 4 parts and heads in 2: fewer prompts and key heads than parts, and as many prompts."""
+def test_on_a_mesh_each_device_runs_the_kernel_on_its_rows_and_heads(prompts, mesh):
+    """Rows in 4 parts and heads in 2: fewer prompts and key heads than parts, and as many prompts. Or devices that have the
+    same rows."""
     rows = arrays(prompts=prompts, group=8 // prompts, prefix=6, length=8, heads=4, kv_heads=1)
     lengths = jnp.asarray([6, 0, 3, 1][:prompts], jnp.int32)
     kernel = functools.partial(ON_XLA, scale=SCALE)
@@ -124,7 +126,7 @@ def test_on_a_mesh_each_device_runs_the_kernel_on_its_rows_and_heads(prompts):
         return over_shards(kernel, *rows, lengths, None, window=4)
 
     want = value_and_gradients(call, rows)
-    with jax.set_mesh(make_mesh(data=2, fsdp=2, tensor=2)):
+    with jax.set_mesh(make_mesh(*mesh)):
         got = value_and_gradients(call, rows)
     assert len(got[0].sharding.device_set) == 8
     for one, other in zip(got, want, strict=True):

@@ -126,7 +126,7 @@ def test_a_group_sampled_in_two_rounds_is_the_same_group():
     np.testing.assert_array_equal(np.concatenate(rounds, 1), sample().tokens.reshape(P, G, T))
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)], ids=["data8", "data2-fsdp2-tensor2"])
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 1, 2), (2, 1, 2, 2)], ids=str)
 def test_one_and_eight_devices_sample_the_same_tokens(shape):
     sampling = dataclasses.replace(FULL, top_p=0.9)
     many = sample(sampling, mesh=make_mesh(*shape), stop=STOP)

@@ -1,4 +1,4 @@
-"""What the devices send each other in an update and in the decode loop, for five shapes of a mesh: each kind, and how many arrays.
+"""What the devices send each other in an update and in the decode loop, for six shapes of a mesh: each kind, and how many arrays.
 
 Arrays are counted and not operations, of which the compiler puts several into one, and numbers are left out. On processors XLA
 writes a reduce-scatter as an all-reduce of which each device keeps its part.
@@ -38,12 +38,22 @@ BOTH = (
 )  # under fsdp first, then the parts under data, the embedding's and the head's among them
 TENSOR = 39  # sums over a split width: of each layer's two outputs and their cotangents, of looked-up rows, of a row's statistics
 
+# Under sequence keys and values of a row are gathered, on the way there and again on the way back, and what of their gradient
+# is the row's own goes back to its place; prompts, whose 511 tokens it does not divide, stay whole. The others are three numbers a
+# token: in which text it is, how far from its start, and its statistics.
+KEYS_VALUES = 2 * LAYERS
+SEQUENCE = {"all-gather": 2 * KEYS_VALUES + 3, "collective-permute": KEYS_VALUES + 2}
+PARTS = (
+    KEYS_VALUES + USES // PASSES + 2 * LAYERS + 3
+)  # their gradient, and those of the parameters: of the answers' pass
+
 UPDATE = {
     "data=8": {"all-reduce": DATA},
     "fsdp=8": {**GATHERED, "all-reduce": FSDP},
     "data=2,fsdp=4": {**GATHERED, "all-reduce": BOTH},
     "fsdp=4,tensor=2": {**GATHERED, "all-reduce": FSDP + TENSOR},
     "data=2,fsdp=2,tensor=2": {**GATHERED, "all-reduce": BOTH + TENSOR},
+    "fsdp=4,sequence=2": dict(Counter(GATHERED) + Counter({**SEQUENCE, "all-reduce": FSDP + PARTS})),
 }
 
 # A step of the loop: a number or two of each row, which the schedule of the slots takes from anywhere. Under tensor the outputs of
@@ -56,6 +66,7 @@ DECODE = {
     "data=2,fsdp=4": SLOTS,
     "fsdp=4,tensor=2": SPLIT,
     "data=2,fsdp=2,tensor=2": SPLIT,
+    "fsdp=4,sequence=2": SLOTS,
 }
 
 MESHES = {
@@ -64,11 +75,12 @@ MESHES = {
     "data=2,fsdp=4": (2, 4, 1),
     "fsdp=4,tensor=2": (1, 4, 2),
     "data=2,fsdp=2,tensor=2": (2, 2, 2),
+    "fsdp=4,sequence=2": (1, 4, 1, 2),
 }
 
 
 def config(shape):
-    """Eight heads, so that all five shapes split them; one chunk of the vocabulary."""
+    """Eight heads, so that all shapes split them; one chunk of the vocabulary."""
     scratch = Scratch(num_layers=LAYERS, dim=64, num_heads=8, num_kv_heads=8, mlp_dim=128)
     return Config(
         model=Model(scratch=scratch, remat="full"),

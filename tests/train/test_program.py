@@ -269,11 +269,18 @@ def test_a_mesh_has_as_many_places_as_there_are_devices():
 
 
 def test_prompts_spread_over_the_shards_and_so_do_demonstrations():
-    fix = "make it a multiple, or give more devices to mesh.tensor."
+    fix = "make it a multiple, or give more devices to mesh.tensor or mesh.sequence."
     refused(
         f"batch.prompts=4 does not spread over the 8 data and fsdp shards of 8 devices: {fix}",
         check_devices,
         config(mesh={}),
+        8,
+    )
+    refused(
+        "sampling.max_new_tokens=12 does not split into the mesh.sequence=8 equal parts of a row: make it 16, or mesh.sequence "
+        "a divisor of it.",
+        check_devices,
+        config(mesh={"sequence": -1, "data": 1}, sampling={"max_new_tokens": 12}),
         8,
     )
     uneven = {"steps": 3, "batch": 6}

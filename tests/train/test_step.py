@@ -184,8 +184,9 @@ def norm(tree):
         ("grpo", None, 4),
         ("grpo", None, 16),  # two rows, half a group
         ("grpo", (8, 1, 1), 1),
+        ("grpo", (1, 8, 1), 1),
         ("grpo", (2, 2, 2), 2),
-        ("grpo", (1, 1, 1, 8), 1),
+        ("grpo", (1, 4, 1, 2), 1),
         ("grpo", (2, 1, 2, 2), 2),
         ("dr_grpo", (8, 1, 1), 4),
         ("f_dapo", (8, 1, 1), 4),
