@@ -147,6 +147,8 @@ def tokens_of(x: jax.Array) -> jax.Array:
     which lie together in no other order.
     """
     parts = _length_shards(x.shape[1])
+    if parts == 1:
+        return x.reshape(-1, *x.shape[2:])
     out = x.reshape(x.shape[0], parts, -1, *x.shape[2:])
     return out.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
@@ -154,6 +156,8 @@ def tokens_of(x: jax.Array) -> jax.Array:
 def rows_of(x: jax.Array, rows: int) -> jax.Array:
     """The inverse of `tokens_of`: [B * T, ...] -> [B, T, ...]."""
     parts = _length_shards(x.shape[0] // rows)
+    if parts == 1:
+        return x.reshape(rows, -1, *x.shape[1:])
     out = x.reshape(parts, rows, -1, *x.shape[1:])
     return out.swapaxes(0, 1).reshape(rows, -1, *x.shape[1:])
 

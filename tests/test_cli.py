@@ -209,7 +209,7 @@ TRAINING = [
     (
         {},
         ["--mesh.data", "3"],
-        "mesh {'data': 3, 'fsdp': 1, 'tensor': 1} does not fill 8 devices: the sizes must multiply to 8; set one of them "
+        "mesh {'data': 3, 'fsdp': 1, 'tensor': 1, 'sequence': 1} does not fill 8 devices: the sizes must multiply to 8; set one of them "
         "to -1.",
     ),
     (

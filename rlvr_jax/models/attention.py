@@ -11,7 +11,7 @@ from rlvr_jax.models.kernels import cudnn, over_windows
 from rlvr_jax.models.positions import Places
 from rlvr_jax.models.remat import OPERAND, keep
 from rlvr_jax.products import contract, platform_in_use, precision_of
-from rlvr_jax.sharding import constrain
+from rlvr_jax.sharding import constrain, rows_of, tokens_of
 
 
 def attend(
@@ -91,13 +91,13 @@ def dense(
         for prefix, own in ((prefix_k, k), (prefix_v, v))
     )
     joined_k, joined_v = joined_k.transpose(0, 2, 1, 3), joined_v.transpose(0, 2, 1, 3)
-    by_head = q.reshape(rows, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 1, 3, 4)
-    out = _softmax_mean(by_head, joined_k, joined_v, seen[:, None, :, None], scale)
-    return out.transpose(0, 2, 1, 3, 4).reshape(q.shape)
+    by_head = q.reshape(rows, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
+    out = _softmax_mean(by_head, joined_k, joined_v, seen[:, None, None], scale)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def _softmax_mean_forward(q: Array, k: Array, v: Array, seen: Array, scale: float) -> tuple[Array, Any]:
-    """Of q [B K T R H] and k, v [B K U H]."""
+    """Of q [B K R T H] and k, v [B K U H]."""
     scores = jnp.where(seen, _by_head(q, k, -1) * scale, -jnp.inf)
     weight = keep(jax.nn.softmax(scores, axis=-1).astype(q.dtype), OPERAND)
     out = _by_head(weight, v, -2).astype(q.dtype)
@@ -118,13 +118,14 @@ _softmax_mean.defvjp(_softmax_mean_forward, _softmax_mean_backward)
 
 
 def _flat(x: Array) -> Array:
-    """[B K T R M] -> [B K (T R) M]."""
-    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+    """[B K R T M] -> [B K (R T) M]."""
+    return jax.vmap(jax.vmap(tokens_of))(x)
 
 
 def _by_head(x: Array, y: Array, axis: int) -> Array:
-    """x [B K T R M] with an axis of y [B K . .] in float32, as one product a key head."""
-    return contract(_flat(x), -1, y, axis).reshape(*x.shape[:-1], y.shape[-3 - axis])
+    """x [B K R T M] with an axis of y [B K . .] in float32, as one product a key head."""
+    out = contract(_flat(x), -1, y, axis)
+    return jax.vmap(jax.vmap(lambda each: rows_of(each, x.shape[2])))(out)
 
 
 def texts_in_a_row(windows: tuple[int, ...]) -> int:

@@ -60,13 +60,15 @@ UPDATE = {
 # each layer are summed, and softmax over the parts of the vocabulary.
 SLOTS = {"all-gather": 8}
 SPLIT = {"all-gather": 11, "collective-permute": 7, "all-reduce": 18}
+# Under sequence, whose devices repeat each other, the compiler splits the search for the slots' next rows.
+REPEATED = {"all-gather": 8, "collective-permute": 7, "all-reduce": 7}
 DECODE = {
     "data=8": SLOTS,
     "fsdp=8": SLOTS,
     "data=2,fsdp=4": SLOTS,
     "fsdp=4,tensor=2": SPLIT,
     "data=2,fsdp=2,tensor=2": SPLIT,
-    "fsdp=4,sequence=2": SLOTS,
+    "fsdp=4,sequence=2": REPEATED,
 }
 
 MESHES = {

@@ -252,7 +252,7 @@ def refused(message, function, *arguments):
 
 def test_a_mesh_has_as_many_places_as_there_are_devices():
     refused(
-        "mesh {'data': 3, 'fsdp': 1, 'tensor': 1} does not fill 8 devices: the sizes must multiply to 8; "
+        "mesh {'data': 3, 'fsdp': 1, 'tensor': 1, 'sequence': 1} does not fill 8 devices: the sizes must multiply to 8; "
         "set one of them to -1.",
         check_devices,
         config(mesh={"data": 3}),
