@@ -7,7 +7,7 @@
 | `tensor`   | heads, the MLP's width and the vocabulary       | the outputs of attention and MLP, summed                      |
 | `sequence` | the tokens of a row, where they are trained on  | keys and values of a row, gathered, and their gradient, summed |
 
-Under `sequence` (context parallelism, arXiv:2405.07719, section 2, with keys and values gathered) a device has T / sequence tokens
+Under `sequence` (context parallelism, arXiv:2407.21783, section 3.3.2) a device has T / sequence tokens
 of each of its rows in all that a layer keeps and in the logits; places in a text and which text it is are of the whole row, so
 nothing of a packed row changes. Prompts whose width it does not divide stay whole. Its devices hold the same rows and parameters,
 so in sampling, where a row has one token at a time, they repeat each other.

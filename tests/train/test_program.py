@@ -259,7 +259,7 @@ def test_a_mesh_has_as_many_places_as_there_are_devices():
         8,
     )
     refused(
-        "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': -1, 'fsdp': -1, 'tensor': 1}.",
+        "mesh sizes are positive, and one of them may be -1 (what is left); got {'data': -1, 'fsdp': -1, 'tensor': 1, 'sequence': 1}.",
         check_devices,
         config(mesh={"fsdp": -1}),
         8,
