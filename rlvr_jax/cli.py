@@ -25,10 +25,17 @@ from rlvr_jax.commands import (
     Report,
     Reproduce,
     Sample,
+    Study,
     Train,
     Variants,
 )
 from rlvr_jax.memory import keep_buffers
+
+
+def program() -> int:
+    """`main` in a process of its own, which keeps its buffers."""
+    keep_buffers()
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Plan: _plan,
         Data: _data,
         Report: _report,
+        Study: _study,
     }[type(command)]
-    if isinstance(command, Train | Eval | Reproduce | Sample | Bench):
-        keep_buffers()
     try:
         with _joined(command):
             return run(command, rest)
@@ -219,6 +225,19 @@ def _variants(command: Variants, rest: Sequence[str]) -> int:
     return 0
 
 
+def _study(command: Study, rest: Sequence[str]) -> int:
+    from rlvr_jax.studies.run import study
+
+    if rest:
+        raise ValueError(f"study takes the name of one study, got {' '.join(rest)!r} beside it.")
+    out, errors = Console(), Console(stderr=True)
+    say = (lambda _: None) if command.json else out.print
+    for result in study(command.what, command.out, command.quick, say, errors):
+        if command.json:
+            print(json.dumps({key: result[key] for key in ("study", "fields", "statements", "table")}))
+    return 0
+
+
 def _bench(command: Bench, rest: Sequence[str]) -> int:
     from rlvr_jax.train.bench.command import NAMES, measured
 
@@ -307,4 +326,4 @@ def _data_show(command: DataShow, rest: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -167,6 +167,21 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
+class Study:
+    """Repeat a claim of a paper at a size that a laptop computes: figures, a table, a picture, and whether it was shown. A study
+    that was stopped goes on where it was."""
+
+    what: Positional[str]
+    """Name of a file in configs/studies, path of one, or all."""
+    quick: bool = False
+    """Less of it, as its file says."""
+    out: pathlib.Path = pathlib.Path("runs/studies")
+    """Each study gets a folder in it: cells.jsonl, result.json, README.md, figure.png."""
+    json: bool = False
+    """Print one line of JSON for each instead of tables."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataBuild:
     """Write both splits of a data set as a TFDS directory of ArrayRecord files, which is read at random and not into memory;
     its path, for a task's `path`, is printed. All or nothing."""
@@ -232,4 +247,5 @@ Command = (
     | Annotated[Plan, subcommand("plan")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Study, subcommand("study")]
 )

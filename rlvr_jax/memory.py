@@ -30,4 +30,13 @@ def keep_buffers(platforms: str | None = None, devices: pathlib.Path = pathlib.P
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if not on_processors or mallopt is None:
         return False
-    return all([mallopt(_ARENA_MAX, 1), mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1)])
+    _told.append(all([mallopt(_ARENA_MAX, 1), mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1)]))
+    return keeps_buffers()
+
+
+def keeps_buffers() -> bool:
+    """Whether malloc was told so in this process."""
+    return any(_told)
+
+
+_told: list[bool] = []

@@ -19,7 +19,7 @@ LAYERS = (
     {"config"},
     {"configfile"},
     {"train"},
-    {"plan", "report"},
+    {"plan", "report", "studies"},
     {"commands"},
     {"cli"},
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from rlvr_jax.memory import keep_buffers
+from rlvr_jax.memory import keep_buffers, keeps_buffers
 
 Say = Callable[[str], None]
 """Takes a line about what has just been done."""
@@ -29,7 +29,7 @@ def surroundings() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "processor": platform.machine(),
         "cores": os.cpu_count(),
-        "keeps_buffers": keep_buffers(),
+        "keeps_buffers": keeps_buffers(),
     }
 
 

@@ -1,0 +1,1 @@
+"""The papers' claims, repeated at a size that a laptop computes: see `study`."""
