@@ -23,6 +23,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # The demo's own environment is smaller, so quicker to make; one that can run the tests serves as well.
 DEMO_READY := $(if $(wildcard $(VENV)/ready-test),$(VENV)/ready-test,$(VENV)/ready-demo)
 
+# Whatever is missing, cannot be read or leads nowhere is an error.
+SPHINX := --builder html --fail-on-warning --keep-going --quiet
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo demo-llm test lint docs system clean
@@ -50,8 +53,9 @@ lint: $(VENV)/ready-test  ## ruff, basedpyright, shellcheck and hadolint
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
 	$(BIN)/hadolint launch/Dockerfile
 
-docs: $(VENV)/ready-test  ## docs/methods.md, from the docstrings of the objective
+docs: $(VENV)/ready-test  ## docs/methods.md from the docstrings of the objective, and the site in build/site
 	$(BIN)/python -m rlvr_jax.objective.describe > docs/methods.md
+	$(BIN)/python -m sphinx $(SPHINX) docs build/site
 
 system:  ## Debian packages that some tests need, where it is root on Debian
 	@if [ -z "$(strip $(DEBIAN_PACKAGES))" ]; then \

@@ -40,15 +40,7 @@ def program() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. What a user got wrong is one line on standard error, and status 2."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    command, rest = tyro.cli(
-        Command,  # type: ignore[arg-type]
-        prog="rlvr-jax",
-        description="Reinforcement learning with verifiable rewards, in JAX.",
-        args=words,
-        return_unknown_args=True,
-        use_underscores=False,
-    )
+    command, rest = parse(sys.argv[1:] if arguments is None else arguments)
     run = {
         Train: _train,
         Eval: _eval,
@@ -67,6 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run(command, rest)
     except Exception as error:
         return _failed(error)
+
+
+def parse(words: Sequence[str]) -> tuple[Command, list[str]]:
+    """A command, and the words behind it that are none of its own: a config's fields. Exits where there is no such command."""
+    return tyro.cli(
+        Command,  # type: ignore[arg-type]
+        prog="rlvr-jax",
+        description="Reinforcement learning with verifiable rewards, in JAX.",
+        args=list(words),
+        return_unknown_args=True,
+        use_underscores=False,
+    )
 
 
 def _joined(command: Command) -> AbstractContextManager[None]:

@@ -70,11 +70,19 @@ def plan_run(
     say: Say,
     parts: tuple[str, ...] = PARTS,
 ) -> Planned:
-    """Compile the parts of a step. Raises ValueError where the config does not fit the number of devices."""
+    """Compile the parts of a step.
+
+    Raises ValueError where the config does not fit the number of devices, and where it has none of the parts.
+    """
     start = time.perf_counter()
     program = assemble(config, num_prompts, devices=target.devices, described=described)
     with jax.set_mesh(program.mesh):
         figures = tuple(compiled(program, target, say, parts))
+    if not figures:
+        raise ValueError(
+            f"--parts {' '.join(parts)}: there is nothing of it in this config, as where a run needs no statistics beside "
+            "the update's, or vLLM samples; add update to --parts, or leave it out."
+        )
     say("counting the work of one device")
     once = _once(config, described, num_prompts, target, program, parts)
     plain = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="none"))

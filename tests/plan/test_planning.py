@@ -51,6 +51,15 @@ def test_processors_stand_in_for_devices_that_are_not_here(config, capsys):
     assert set(score["collectives"]) >= {"all-gather"}  # the weights, which fsdp splits
 
 
+def test_a_plan_of_parts_that_a_config_does_not_have_says_so(config, capsys):
+    on_policy = ["--batch.minibatches", "1", "--topology", "cpu:1", "--parts", "score"]
+    assert main(["plan", config, *on_policy]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(
+        "rlvr-jax: --parts score: there is nothing of it in this config, as where a run needs"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install libtpu"
