@@ -1,6 +1,7 @@
 """`rlvr-jax study`: compute what is not there yet, conclude, and write all of it down."""
 
 import dataclasses
+import importlib.metadata
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ from rlvr_jax import registry
 from rlvr_jax.configfile import read
 from rlvr_jax.studies import categorical, tail_miss  # noqa: F401  (registers them)
 from rlvr_jax.studies.study import Found, Statement, Study
-from rlvr_jax.train.rundir import differences, versions, write_whole
+from rlvr_jax.train.rundir import differences, write_whole
 
 FOLDER = pathlib.Path("configs/studies")
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "rlvr_jax")
 CELLS, RESULT, PAGE, PICTURE = "cells.jsonl", "result.json", "README.md", "figure.png"
 
 
@@ -74,7 +76,7 @@ def run(study: Study, folder: pathlib.Path, command: str, progress: Progress) ->
         "title": study.title,
         "command": command,
         "fields": fields,
-        "versions": versions(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "statements": [dataclasses.asdict(s) for s in study.conclude(found)],
         "table": study.table(found),
         "cells": found,
