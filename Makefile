@@ -28,7 +28,7 @@ SPHINX := --builder html --fail-on-warning --keep-going --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-llm test lint docs system clean
+.PHONY: help setup demo demo-llm test lint docs notebooks system clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ lint: $(VENV)/ready-test  ## ruff, basedpyright, shellcheck and hadolint
 docs: $(VENV)/ready-test  ## docs/methods.md from the docstrings of the objective, and the site in build/site
 	$(BIN)/python -m rlvr_jax.objective.describe > docs/methods.md
 	$(BIN)/python -m sphinx $(SPHINX) docs build/site
+
+notebooks: $(VENV)/ready-test  ## run the notebooks and keep their outputs
+	PYTHONWARNINGS=ignore $(BIN)/jupyter-execute --inplace $(wildcard notebooks/*.ipynb)
 
 system:  ## Debian packages that some tests need, where it is root on Debian
 	@if [ -z "$(strip $(DEBIAN_PACKAGES))" ]; then \
