@@ -41,7 +41,7 @@ default_role = "literal"
 
 
 def header(config: pathlib.Path) -> dict[str, str]:
-    """The comment on top of a config, by its parts: `about`, and whatever stands behind `Expected:` and `Planned`."""
+    """The comment on top of a config, by its parts: `about`, and what stands behind `Expected:` and `Planned`."""
     lines = []
     for line in config.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -50,7 +50,7 @@ def header(config: pathlib.Path) -> dict[str, str]:
     prose = " ".join(line.strip() for line in lines if not line.startswith("   "))  # commands are indented
     parts = re.split(r"\b(Expected:|Planned\b)", prose)
     found = {"about": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {name.strip(":").lower(): " ".join(text.split()) for name, text in found.items()}
+    return {label: " ".join(text.split()) for label, text in found.items()}
 
 
 def recipes() -> str:
@@ -58,7 +58,7 @@ def recipes() -> str:
     found = []
     for config in sorted((ROOT / "configs" / "papers").glob("*.yaml")):
         said = header(config)
-        told = [f"{name.capitalize()}: {said[name]}" for name in ("expected", "planned") if name in said]
+        told = [f"{label} {said[label]}" for label in ("Expected:", "Planned") if label in said]
         found += [f"**`{config.relative_to(ROOT)}`**", said["about"], "\n".join(f"- {line}" for line in told)]
     return "\n\n".join(found) or "There is none yet."
 
